@@ -1,0 +1,143 @@
+// What attention and sortcut share around the tile: loading queries, storing results.
+#pragma once
+
+#include "kernels/cpu/attention_tile.h"
+#include "kernels/cpu/sort.h"
+
+namespace sinkhorn::cpu::SINKHORN_ISA {
+
+// One head of one call.
+template <class T>
+struct AttentionHead {
+  const AttentionParams& p;
+  int64_t batch, head;
+
+  AttentionHead(const AttentionParams& params, int64_t index)
+      : p(params), batch(index / params.sort.heads), head(index % params.sort.heads) {}
+
+  int64_t index() const { return batch * p.sort.heads + head; }
+  bool sorts() const { return p.sort.sort.data != nullptr; }
+  int64_t terms() const { return sorts() && p.combine == Combine::kOutputs ? 2 : 1; }
+  const uint8_t* key_real(int64_t token) const {
+    return p.sort.real == nullptr ? nullptr : p.sort.real + batch * p.sort.length + token;
+  }
+  // In sortcut the mask describes the keys alone and every query counts as real.
+  const uint8_t* query_real(int64_t token) const { return p.sortcut ? nullptr : key_real(token); }
+  T* lse(int64_t term) const {
+    return static_cast<T*>(p.lse) + (index() * terms() + term) * p.queries;
+  }
+  T* sorted_out(int64_t token) const {
+    return static_cast<T*>(p.sorted_out) + (index() * p.queries + token) * p.sort.width;
+  }
+  const T* weight(int64_t i) const {
+    return static_cast<const T*>(p.sort.weight) + (index() * p.sort.rows + i) * (p.sort.block + 1);
+  }
+  // Row of the sorted copies and of their gradients: [rows * b, D] of this head.
+  int64_t sorted_row(int64_t i) const { return (index() * p.sort.rows + i) * p.sort.block; }
+  int64_t dropout_block() const { return round_up(p.sort.block, 4); }
+
+  // The block sorted into place i; length 0 where nothing is visible there.
+  KeyRun<T> sorted_run(int64_t i) const {
+    KeyRun<T> run;
+    const T* w = weight(i);
+    for (int64_t q = 0; q < p.sort.block && run.length == 0; ++q) {
+      if (w[q] != T(-1)) run.length = p.sort.block;
+    }
+    run.weight = w;
+    run.key = rows_view(static_cast<const T*>(p.sort.sorted_key), p.sort.width);
+    run.value = rows_view(static_cast<const T*>(p.sort.sorted_value), p.sort.width);
+    run.key_offset = run.value_offset = sorted_row(i) * p.sort.width;
+    run.triangular = p.sort.causal == Causal::kInclusive;
+    if (p.sort.grad_sorted_key != nullptr) {
+      run.grad_key = static_cast<T*>(p.sort.grad_sorted_key) + run.key_offset;
+      run.grad_value = static_cast<T*>(p.sort.grad_sorted_value) + run.key_offset;
+      run.grad_weight = static_cast<T*>(p.sort.grad_weight) + sorted_row(i);
+    }
+    return run;
+  }
+};
+
+// Writes a tile of results, 0 for masked queries.
+template <class T>
+void store_queries(const AttentionHead<T>& h, const TileBuffers<T>& b, const View& to,
+                   T* tile, int64_t token, int64_t rows) {
+  const uint8_t* real = h.query_real(token);
+  for (int64_t r = 0; r < rows; ++r) {
+    const int64_t offset = offset_of(to, h.batch, h.head, token + r);
+    if (real != nullptr && !real[r]) fill(tile + r * b.ld, b.width, T(0));
+    store_row(to, offset, b.width, tile + r * b.ld);
+  }
+}
+
+// Forward of a tile of queries: visit(term, f) calls f with the runs of that softmax.
+template <class T, class Visit>
+void attention_fwd_tile(const AttentionHead<T>& h, const TileBuffers<T>& b, AttentionTile<T>& tile,
+                        int64_t token, int64_t rows, const Visit& visit) {
+  const uint8_t* real = h.query_real(token);
+  load_tile(h.p.query, offset_of(h.p.query, h.batch, h.head, token), rows, b.width, real, b.q,
+            b.ld);
+  fill(b.result, rows * b.ld, T(0));
+  for (int64_t term = 0; term < h.terms(); ++term) {
+    tile.start_softmax();
+    visit(term, [&](const KeyRun<T>& run) { tile.forward(run); });
+    for (int64_t r = 0; r < rows; ++r) {
+      const bool masked = real != nullptr && !real[r];
+      const T inverse = tile.state(r).inverse();
+      const T *o = b.o + r * b.ld;
+      T* result = b.result + r * b.ld;
+      for (int64_t c = 0; c < b.ld; ++c) result[c] += o[c] * inverse;
+      h.lse(term)[token + r] = masked ? -kInf<T> : tile.state(r).log_sum_exp();
+      if (h.terms() == 2 && term == 0) {
+        memcpy(h.sorted_out(token + r), result, sizeof(T) * static_cast<size_t>(b.width));
+      }
+    }
+  }
+  store_queries(h, b, h.p.out, b.result, token, rows);
+}
+
+// Backward of a tile of queries; the runs carry where their gradients go.
+template <class T, class Visit>
+void attention_bwd_tile(const AttentionHead<T>& h, const TileBuffers<T>& b, AttentionTile<T>& tile,
+                        int64_t token, int64_t rows, const Visit& visit) {
+  const AttentionParams& p = h.p;
+  const uint8_t* real = h.query_real(token);
+  bool finite = load_tile(p.query, offset_of(p.query, h.batch, h.head, token), rows, b.width, real,
+                          b.q, b.ld);
+  finite &= load_tile(p.grad_out, offset_of(p.grad_out, h.batch, h.head, token), rows, b.width,
+                      real, b.dout, b.ld);
+  tile.set_queries_finite(finite);
+  fill(b.dq, rows * b.ld, T(0));
+  for (int64_t term = 0; term < h.terms(); ++term) {
+    load_tile(p.out, offset_of(p.out, h.batch, h.head, token), rows, b.width, real, b.o, b.ld);
+    for (int64_t r = 0; r < rows; ++r) {
+      T* o = b.o + r * b.ld;
+      const T* sorted = h.terms() == 2 ? h.sorted_out(token + r) : nullptr;
+      for (int64_t c = 0; sorted != nullptr && c < b.width; ++c) {
+        o[c] = term == 0 ? sorted[c] : o[c] - sorted[c];
+      }
+      Vec<T> sum = {};
+      for (int64_t c = 0; c < b.ld; c += kLanes<T>) sum += load(o + c) * load(b.dout + r * b.ld + c);
+      b.delta[r] = sum_lanes<T>(sum);
+      b.lse[r] = h.lse(term)[token + r];
+    }
+    visit(term, [&](const KeyRun<T>& run) { tile.backward(run); });
+  }
+  store_queries(h, b, p.grad_query, b.dq, token, rows);
+}
+
+// Gradients of masked tokens are exactly 0, whatever met them on the way.
+template <class T>
+void clear_masked_gradients(const AttentionParams& p, const Executor& executor) {
+  const SortParams& s = p.sort;
+  if (s.real == nullptr) return;
+  for_each_task<T>(executor, s.batch * s.heads, 0, [&](int64_t index, T*) {
+    for (int64_t t = 0; t < s.length; ++t) {
+      if (s.real[index / s.heads * s.length + t]) continue;
+      const int64_t at = (index * s.length + t) * s.width;
+      fill(static_cast<T*>(s.grad_key) + at, s.width, T(0));
+      fill(static_cast<T*>(s.grad_value) + at, s.width, T(0));
+    }
+  });
+}
+
+}  // namespace sinkhorn::cpu::SINKHORN_ISA

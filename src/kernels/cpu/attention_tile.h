@@ -1,0 +1,286 @@
+// The loop that serves every kind of attention here: a tile of queries against runs of keys.
+//
+// A query (i, t) reads up to three kinds of runs: the block sorted into its place, the window's
+// blocks, its own block. Each is a KeyRun, cut into tiles of kKeyTile keys. For a query tile Q
+// [tq, D] and a key tile K, V [tk, D]:
+//
+//   forward   S = Q K^T,  P = exp(scale S + log weight - max),  O += P V      (running softmax)
+//   backward  P = exp(scale S + log weight - lse),  dP = dO V^T,  dS = P (dP - delta)
+//             dV += P^T dO,  dK += scale dS^T Q,  dQ += scale dS K,  dweight = colsum(dS) / weight
+//
+// with delta = dO.O of the softmax. Backward recomputes S from the saved log-sum-exp; no score
+// leaves the tile. On a diagonal tile products run over groups of rows and skip what lies above.
+#pragma once
+
+#include "kernels/cpu/dropout.h"
+#include "kernels/cpu/gemm.h"
+#include "kernels/cpu/softmax.h"
+#include "kernels/cpu/tasks.h"
+#include "kernels/cpu/tiles.h"
+
+namespace sinkhorn::cpu::SINKHORN_ISA {
+
+constexpr int64_t kQueryTile = 64;
+constexpr int64_t kKeyTile = 64;
+constexpr int64_t kRowGroup = 16;
+
+template <class T>
+struct KeyRun {
+  View key, value;                       // rows of D
+  int64_t key_offset = 0, value_offset = 0;  // of the first row
+  int64_t length = 0;
+  const uint8_t* real = nullptr;  // per row; null = all real
+  const T* weight = nullptr;      // per row, sorted runs only: -1 = invisible
+  bool triangular = false;        // offset p is visible to query offset t only if p <= t
+  int64_t slot = 0;               // dropout number of the first key
+  // combine = logits: the own block's keys, added to the sorted ones.
+  bool add_own = false;
+  View own;
+  int64_t own_offset = 0, own_length = 0;
+  const uint8_t* own_real = nullptr;
+  // Backward: where gradients are added, rows of D; grad_weight may be null.
+  T* grad_key = nullptr;
+  T* grad_value = nullptr;
+  T* grad_weight = nullptr;
+};
+
+// Buffers of one worker, and the geometry of the tile it works on.
+template <class T>
+struct TileBuffers {
+  int64_t width, ld;  // D, and D rounded up to vectors
+  T *q, *o, *result, *k, *kt, *v, *s;
+  T *dout, *dq, *vt, *dp;
+  T *bias, *factors, *colsum, *lse, *delta;
+
+  static int64_t count(int64_t width) {
+    const int64_t ld = round_up(width, kLanes<T>);
+    return 9 * kQueryTile * ld + 2 * kKeyTile * kQueryTile + 8 * kQueryTile + 2048;
+  }
+  TileBuffers(int64_t d, T* memory) : width(d), ld(round_up(d, kLanes<T>)) {
+    Scratch<T> scratch(memory);
+    T** wide[] = {&q, &o, &result, &k, &kt, &v, &dout, &dq, &vt};
+    for (T** piece : wide) *piece = scratch.take(kQueryTile * ld);
+    s = scratch.take(kQueryTile * kKeyTile);
+    dp = scratch.take(kQueryTile * kKeyTile);
+    T** narrow[] = {&bias, &factors, &colsum, &lse, &delta};
+    for (T** piece : narrow) *piece = scratch.take(kQueryTile);
+  }
+};
+
+// A key tile against the current query tile.
+struct TileShape {
+  int64_t rows, cols;
+  bool diagonal;
+  int64_t group;  // rows that share a product on the diagonal; 1 where NaN or inf must not spread
+
+  template <class F>
+  SINKHORN_INLINE void row_groups(const F& f) const {  // f(row, rows, columns seen)
+    if (!diagonal) return f(0, rows, cols);
+    for (int64_t r = 0; r < rows; r += group) {
+      f(r, min_of(group, rows - r), min_of(cols, r + group));
+    }
+  }
+  template <class F>
+  SINKHORN_INLINE void col_groups(const F& f) const {  // f(column, columns, first row that sees it)
+    if (!diagonal) return f(0, cols, 0);
+    for (int64_t c = 0; c < min_of(cols, rows); c += group) {
+      f(c, min_of(group, min_of(cols, rows) - c), c);
+    }
+  }
+  SINKHORN_INLINE int64_t last_column(int64_t row) const {
+    return diagonal ? min_of(row, cols - 1) : cols - 1;
+  }
+};
+
+template <class T>
+class AttentionTile {
+ public:
+  AttentionTile(const TileBuffers<T>& buffers, T scale, const DropoutParams& dropout)
+      : b_(buffers), scale_(scale), dropout_(dropout) {}
+
+  // The queries: `rows` of them, the first at offset `offset` of its block; draw is the dropout
+  // number of the first query's first slot, draws the numbers a query owns.
+  void begin(int64_t rows, int64_t offset, uint64_t draw, uint64_t draws) {
+    rows_ = rows;
+    offset_ = offset;
+    draw_ = draw;
+    draws_ = draws;
+  }
+
+  void start_softmax() {
+    for (int64_t r = 0; r < rows_; ++r) state_[r] = SoftmaxState<T>{};
+    fill(b_.o, rows_ * b_.ld, T(0));
+  }
+
+  void forward(const KeyRun<T>& run) {
+    for (int64_t p = 0; p < run.length; p += kKeyTile) {
+      TileShape shape;
+      if (!shape_of(run, p, &shape)) continue;
+      const T* bias = load_bias(run, p, shape.cols);
+      load_keys(run, p, shape.cols);
+      if (!load_values(run, p, shape.cols)) shape.group = 1;
+      scores(shape, b_.kt, b_.q, b_.s);
+      shape.row_groups([&](int64_t row, int64_t rows, int64_t cols) {
+        for (int64_t r = row; r < row + rows; ++r) {
+          T* s = b_.s + r * kKeyTile;
+          const ScoreRow<T> score{scale_, bias, shape.last_column(r)};
+          const int64_t width = round_up(cols, kLanes<T>);
+          const T shrink = state_[r].merge(score, s, width);
+          if (shrink != T(1)) scale_row(b_.o + r * b_.ld, shrink);
+          if (dropout_.active()) drop(run, p, r, width, s);
+        }
+        gemm<T>(rows, b_.ld, cols, {b_.s + row * kKeyTile, kKeyTile, 1, b_.v, b_.ld,
+                                    b_.o + row * b_.ld, b_.ld, true});
+      });
+    }
+  }
+
+  const SoftmaxState<T>& state(int64_t row) const { return state_[row]; }
+
+  // Needs q, dout, lse and delta in the buffers; adds to dq and to the run's gradients.
+  void backward(const KeyRun<T>& run) {
+    for (int64_t p = 0; p < run.length; p += kKeyTile) {
+      TileShape shape;
+      if (!shape_of(run, p, &shape)) continue;
+      const T* bias = load_bias(run, p, shape.cols);
+      bool finite = load_keys(run, p, shape.cols);
+      finite &= load_values(run, p, shape.cols);
+      finite &= queries_finite_;
+      if (!finite) shape.group = 1;
+      transpose(b_.v, b_.ld, shape.cols, b_.width, b_.vt, kKeyTile);
+      scores(shape, b_.kt, b_.q, b_.s);
+      scores(shape, b_.vt, b_.dout, b_.dp);
+      if (run.grad_weight != nullptr) grad_weightless(run, p, shape);
+      score_gradients(run, p, shape, bias);
+      products(run, p, shape);
+    }
+  }
+  void set_queries_finite(bool finite) { queries_finite_ = finite; }
+
+ private:
+  bool shape_of(const KeyRun<T>& run, int64_t p, TileShape* shape) const {
+    if (run.triangular && p > offset_ + rows_ - 1) return false;
+    *shape = {rows_, min_of(kKeyTile, run.length - p), run.triangular && p == offset_, kRowGroup};
+    return true;
+  }
+
+  // log weight of the tile's keys, -inf where invisible; null where nothing is to be added.
+  const T* load_bias(const KeyRun<T>& run, int64_t p, int64_t cols) {
+    bool plain = true;
+    for (int64_t c = 0; c < cols; ++c) {
+      T bias = T(0);
+      if (run.real != nullptr && !run.real[p + c]) bias = -kInf<T>;
+      if (run.weight != nullptr && run.weight[p + c] != T(1)) {
+        const T weight = run.weight[p + c];
+        bias = weight <= T(0) ? -kInf<T> : log_of(weight);
+      }
+      b_.bias[c] = bias;
+      plain &= bias == T(0);
+    }
+    fill(b_.bias + cols, kKeyTile - cols, -kInf<T>);
+    return plain ? nullptr : b_.bias;
+  }
+
+  bool load_keys(const KeyRun<T>& run, int64_t p, int64_t cols) {
+    bool finite = load_tile(run.key, run.key_offset + p * run.key.stride[2], cols, b_.width,
+                            run.real == nullptr ? nullptr : run.real + p, b_.k, b_.ld);
+    const int64_t own = run.add_own ? min_of(cols, run.own_length - p) : 0;
+    if (own > 0) {
+      finite &= load_tile(run.own, run.own_offset + p * run.own.stride[2], own, b_.width,
+                          run.own_real == nullptr ? nullptr : run.own_real + p, b_.v, b_.ld);
+      for (int64_t c = 0; c < own * b_.ld; ++c) b_.k[c] += b_.v[c];
+    }
+    transpose(b_.k, b_.ld, cols, b_.width, b_.kt, kKeyTile);
+    return finite;
+  }
+  bool load_values(const KeyRun<T>& run, int64_t p, int64_t cols) {
+    return load_tile(run.value, run.value_offset + p * run.value.stride[2], cols, b_.width,
+                     run.real == nullptr ? nullptr : run.real + p, b_.v, b_.ld);
+  }
+
+  void scores(const TileShape& shape, const T* transposed, const T* rows, T* s) {
+    shape.row_groups([&](int64_t row, int64_t count, int64_t cols) {
+      gemm<T>(count, round_up(cols, kLanes<T>), b_.width,
+              {rows + row * b_.ld, b_.ld, 1, transposed, kKeyTile, s + row * kKeyTile, kKeyTile,
+               false});
+    });
+  }
+
+  SINKHORN_INLINE void scale_row(T* row, T factor) const {
+    for (int64_t c = 0; c < b_.ld; c += kLanes<T>) store(row + c, load(row + c) * factor);
+  }
+
+  const T* draw(const KeyRun<T>& run, int64_t p, int64_t row, int64_t width) {
+    const uint64_t first = draw_ + static_cast<uint64_t>(row) * draws_ +
+                           static_cast<uint64_t>(run.slot + p);
+    dropout_.factors(first, width, b_.factors);
+    return b_.factors;
+  }
+  void drop(const KeyRun<T>& run, int64_t p, int64_t row, int64_t width, T* s) {
+    const T* z = draw(run, p, row, width);
+    for (int64_t c = 0; c < width; c += kLanes<T>) store(s + c, load(s + c) * load(z + c));
+  }
+
+  // The gradient of weights that are 0: their share is 0, but exp(score - lse) is not.
+  void grad_weightless(const KeyRun<T>& run, int64_t p, const TileShape& shape) {
+    for (int64_t c = 0; c < shape.cols; ++c) {
+      if (run.weight[p + c] != T(0)) continue;
+      T sum = T(0);
+      for (int64_t r = shape.diagonal ? c : 0; r < shape.rows; ++r) {
+        if (b_.lse[r] == -kInf<T>) continue;
+        const T z = dropout_.active() ? draw(run, p, r, c + 1)[c] : T(1);
+        const T e = exp_of(b_.s[r * kKeyTile + c] * scale_ - b_.lse[r]);
+        sum += e * (b_.dp[r * kKeyTile + c] * z - b_.delta[r]);
+      }
+      run.grad_weight[p + c] += sum;
+    }
+  }
+
+  // Raw scores and dP become dropped weights and scale * dS; column sums go to grad_weight.
+  void score_gradients(const KeyRun<T>& run, int64_t p, const TileShape& shape, const T* bias) {
+    fill(b_.colsum, kKeyTile, T(0));
+    shape.row_groups([&](int64_t row, int64_t rows, int64_t cols) {
+      const int64_t width = round_up(cols, kLanes<T>);
+      for (int64_t r = row; r < row + rows; ++r) {
+        T* s = b_.s + r * kKeyTile;
+        T* dp = b_.dp + r * kKeyTile;
+        const T* z = dropout_.active() ? draw(run, p, r, width) : nullptr;
+        softmax_grad_row({scale_, bias, shape.last_column(r)}, b_.lse[r], b_.delta[r], z, width, s,
+                         dp);
+        for (int64_t c = 0; c < width; c += kLanes<T>) {
+          const Vec<T> g = load(dp + c);
+          if (run.grad_weight != nullptr) store(b_.colsum + c, load(b_.colsum + c) + g);
+          store(dp + c, g * scale_);
+        }
+      }
+    });
+    for (int64_t c = 0; run.grad_weight != nullptr && c < shape.cols; ++c) {
+      const T weight = run.weight[p + c];
+      if (weight > T(0)) run.grad_weight[p + c] += b_.colsum[c] / weight;
+    }
+  }
+
+  void products(const KeyRun<T>& run, int64_t p, const TileShape& shape) {
+    shape.col_groups([&](int64_t col, int64_t cols, int64_t row) {
+      const int64_t rows = shape.rows - row, at = row * kKeyTile + col, to = (p + col) * b_.width;
+      gemm<T>(cols, b_.width, rows, {b_.s + at, 1, kKeyTile, b_.dout + row * b_.ld, b_.ld,
+                                     run.grad_value + to, b_.width, true});
+      gemm<T>(cols, b_.width, rows, {b_.dp + at, 1, kKeyTile, b_.q + row * b_.ld, b_.ld,
+                                     run.grad_key + to, b_.width, true});
+    });
+    shape.row_groups([&](int64_t row, int64_t rows, int64_t cols) {
+      gemm<T>(rows, b_.ld, cols, {b_.dp + row * kKeyTile, kKeyTile, 1, b_.k, b_.ld,
+                                  b_.dq + row * b_.ld, b_.ld, true});
+    });
+  }
+
+  const TileBuffers<T>& b_;
+  T scale_;
+  Dropout<T> dropout_;
+  int64_t rows_ = 0, offset_ = 0;
+  uint64_t draw_ = 0, draws_ = 0;
+  bool queries_finite_ = true;
+  SoftmaxState<T> state_[kQueryTile];
+};
+
+}  // namespace sinkhorn::cpu::SINKHORN_ISA

@@ -1,0 +1,149 @@
+// Pooling tokens into blocks: x [B, L, E] -> [B, N, E].
+//
+//   not causal   pooled[i] = sum over real tokens of block i
+//   causal       pooled[i] = sum over real tokens 0 .. i*b
+//   recent       pooled[i] = sum over real tokens i*b - b + 1 .. i*b
+//
+// divided by their number for mean and recent. Tasks are (batch, slice of E). A causal sum is kept
+// as the sum of whole blocks so far plus the block's first token: two levels round less than one.
+// Backward gives token t the gradient of every pool that holds it: one pool, or for the causal sum
+// all pools i >= ceil(t / b), a running sum from the end.
+#include "kernels/cpu/table.h"
+#include "kernels/cpu/tasks.h"
+#include "kernels/cpu/tiles.h"
+
+namespace sinkhorn::cpu::SINKHORN_ISA {
+namespace {
+
+constexpr int64_t kSlice = 64;
+
+// Columns [first, first + count) of one sequence.
+template <class T>
+struct Slice {
+  const PoolParams& p;
+  int64_t batch, first, count;
+
+  bool real(int64_t t) const { return p.real == nullptr || p.real[batch * p.length + t]; }
+  int64_t at(const View& v, int64_t row) const {
+    return offset_of(v, batch, 0, row) + first * v.stride[3];
+  }
+  void add_tokens(int64_t begin, int64_t end, T* row, T* sum) const {
+    for (int64_t t = begin; t < end; ++t) {
+      if (!real(t)) continue;
+      load_row(p.x, at(p.x, t), count, row);
+      for (int64_t c = 0; c < count; ++c) sum[c] += row[c];
+    }
+  }
+  int64_t count_real(int64_t begin, int64_t end) const {
+    int64_t n = 0;
+    for (int64_t t = begin; t < end; ++t) n += real(t);
+    return n;
+  }
+  // The tokens of pool i when it is a plain range: not causal, or recent.
+  int64_t begin(int64_t i) const {
+    return p.causal ? max_of<int64_t>(0, i * p.block - p.block + 1) : i * p.block;
+  }
+  int64_t end(int64_t i) const {
+    return p.causal ? i * p.block + 1 : min_of(p.length, (i + 1) * p.block);
+  }
+  // What the sum of `n` tokens is multiplied with.
+  T factor(int64_t n) const {
+    if (p.mode == PoolMode::kSum) return T(1);
+    return n == 0 ? T(0) : T(1) / static_cast<T>(n);
+  }
+  bool cumulative() const { return p.causal && p.mode != PoolMode::kRecent; }
+};
+
+// Writes sum / n: the division is exact where the reciprocal would round twice.
+template <class T>
+void store_pool(const Slice<T>& s, int64_t i, int64_t n, const T* sum, T* row) {
+  const bool mean = s.p.mode != PoolMode::kSum && n > 0;
+  for (int64_t c = 0; c < s.count; ++c) row[c] = mean ? sum[c] / static_cast<T>(n) : sum[c];
+  store_row(s.p.pooled, s.at(s.p.pooled, i), s.count, row);
+}
+
+template <class T>
+void pool_slice(const Slice<T>& s, T* scratch) {
+  const PoolParams& p = s.p;
+  T *row = scratch, *sum = scratch + kSlice, *blocks = scratch + 2 * kSlice;
+  if (!s.cumulative()) {
+    for (int64_t i = 0; i < p.blocks; ++i) {
+      fill(sum, s.count, T(0));
+      s.add_tokens(s.begin(i), s.end(i), row, sum);
+      store_pool(s, i, s.count_real(s.begin(i), s.end(i)), sum, row);
+    }
+    return;
+  }
+  fill(blocks, s.count, T(0));
+  int64_t n = 0;
+  for (int64_t i = 0; i < p.blocks; ++i) {
+    const int64_t begin = i * p.block, end = min_of(p.length, begin + p.block);
+    fill(sum, s.count, T(0));
+    s.add_tokens(begin, begin + 1, row, sum);
+    T* pooled = scratch + 3 * kSlice;
+    for (int64_t c = 0; c < s.count; ++c) pooled[c] = blocks[c] + sum[c];
+    store_pool(s, i, n + s.count_real(begin, begin + 1), pooled, row);
+    s.add_tokens(begin + 1, end, row, sum);
+    for (int64_t c = 0; c < s.count; ++c) blocks[c] += sum[c];
+    n += s.count_real(begin, end);
+  }
+}
+
+template <class T>
+void store_token_gradients(const Slice<T>& s, int64_t begin, int64_t end, const T* grad, T* zero) {
+  fill(zero, s.count, T(0));
+  for (int64_t t = begin; t < end; ++t) {
+    store_row(s.p.x, s.at(s.p.x, t), s.count, s.real(t) ? grad : zero);
+  }
+}
+
+template <class T>
+void pool_grad_slice(const Slice<T>& s, T* scratch) {
+  const PoolParams& p = s.p;
+  T *row = scratch, *sum = scratch + kSlice, *zero = scratch + 2 * kSlice;
+  fill(sum, s.count, T(0));
+  int64_t n = s.cumulative() ? s.count_real(0, (p.blocks - 1) * p.block + 1) : 0;
+  // Under a causal rule tokens past the last block's first are in no pool.
+  if (p.causal) store_token_gradients(s, (p.blocks - 1) * p.block + 1, p.length, sum, zero);
+  for (int64_t i = p.blocks - 1; i >= 0; --i) {
+    if (!s.cumulative()) {
+      n = s.count_real(s.begin(i), s.end(i));
+      fill(sum, s.count, T(0));
+    }
+    load_row(p.pooled, s.at(p.pooled, i), s.count, row);
+    const T factor = s.factor(n);
+    for (int64_t c = 0; c < s.count; ++c) sum[c] += n == 0 ? T(0) : row[c] * factor;
+    store_token_gradients(s, s.begin(i), s.end(i), sum, zero);
+    if (s.cumulative()) n -= s.count_real(s.begin(i), s.end(i));
+  }
+}
+
+template <class T, class Task>
+void for_each_slice(const PoolParams& p, const Executor& executor, const Task& task) {
+  const int64_t slices = (p.width + kSlice - 1) / kSlice;
+  for_each_task<T>(executor, p.batch * slices, 4 * kSlice, [&](int64_t index, T* scratch) {
+    const int64_t first = index % slices * kSlice;
+    task(Slice<T>{p, index / slices, first, min_of(kSlice, p.width - first)}, scratch);
+  });
+}
+
+template <class T>
+void run_fwd(const PoolParams& p, const Executor& executor) {
+  for_each_slice<T>(p, executor, [](const Slice<T>& s, T* scratch) { pool_slice(s, scratch); });
+}
+template <class T>
+void run_bwd(const PoolParams& p, const Executor& executor) {
+  for_each_slice<T>(p, executor,
+                    [](const Slice<T>& s, T* scratch) { pool_grad_slice(s, scratch); });
+}
+
+}  // namespace
+
+void pool_fwd(const PoolParams& p, const Executor& executor) {
+  p.compute64 ? run_fwd<double>(p, executor) : run_fwd<float>(p, executor);
+}
+void pool_bwd(const PoolParams& p, const Executor& executor) {
+  p.compute64 ? run_bwd<double>(p, executor) : run_bwd<float>(p, executor);
+}
+
+}  // namespace sinkhorn::cpu::SINKHORN_ISA

@@ -1,0 +1,194 @@
+// Portable vectors: one source, three widths.
+//
+// Every kernel file is compiled once per instruction set with SINKHORN_ISA naming the namespace
+// (baseline, avx2, avx512). All code lives inside that namespace and nothing here calls an inline
+// function of the standard library: two copies of such a function, compiled for different sets,
+// would be merged by the linker, and the wrong one might run on an old processor.
+#pragma once
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#ifndef SINKHORN_ISA
+#error "compile kernel files with SINKHORN_ISA set to baseline, avx2 or avx512"
+#endif
+
+#define SINKHORN_INLINE inline __attribute__((always_inline))
+
+namespace sinkhorn::cpu::SINKHORN_ISA {
+
+#if defined(__AVX512F__)
+constexpr int kVectorBytes = 64;
+#elif defined(__AVX2__)
+constexpr int kVectorBytes = 32;
+#else
+constexpr int kVectorBytes = 16;
+#endif
+
+template <class T>
+constexpr int kLanes = kVectorBytes / static_cast<int>(sizeof(T));
+
+template <class T>
+struct VecOf {
+  typedef T type __attribute__((vector_size(kVectorBytes)));
+};
+template <class T>
+using Vec = typename VecOf<T>::type;
+
+// The integer vector that comparisons of Vec<T> give.
+template <class T>
+struct MaskOf;
+template <>
+struct MaskOf<float> {
+  typedef int32_t type __attribute__((vector_size(kVectorBytes)));
+};
+template <>
+struct MaskOf<double> {
+  typedef int64_t type __attribute__((vector_size(kVectorBytes)));
+};
+template <class T>
+using MaskVec = typename MaskOf<T>::type;
+
+template <class T>
+constexpr T kInf = static_cast<T>(__builtin_inf());
+
+template <class T>
+SINKHORN_INLINE Vec<T> load(const T* p) {
+  Vec<T> v;
+  memcpy(&v, p, sizeof(v));
+  return v;
+}
+template <class T>
+SINKHORN_INLINE void store(T* p, Vec<T> v) {
+  memcpy(p, &v, sizeof(v));
+}
+template <class T>
+SINKHORN_INLINE Vec<T> splat(T x) {
+  return x - Vec<T>{};
+}
+// The first `count` lanes from memory, the others `fill`.
+template <class T>
+SINKHORN_INLINE Vec<T> load_some(const T* p, int count, T fill) {
+  Vec<T> v = splat(fill);
+  for (int l = 0; l < count; ++l) v[l] = p[l];
+  return v;
+}
+template <class T>
+SINKHORN_INLINE void store_some(T* p, Vec<T> v, int count) {
+  for (int l = 0; l < count; ++l) p[l] = v[l];
+}
+
+template <class T>
+SINKHORN_INLINE T min_of(T a, T b) {
+  return b < a ? b : a;
+}
+template <class T>
+SINKHORN_INLINE T max_of(T a, T b) {
+  return a < b ? b : a;
+}
+template <class T>
+SINKHORN_INLINE Vec<T> vmax(Vec<T> a, Vec<T> b) {
+  return a > b ? a : b;
+}
+
+// Reductions in a fixed order: halves are added until one lane is left.
+template <class T>
+SINKHORN_INLINE T sum_lanes(Vec<T> v) {
+  T lane[kLanes<T>];
+  memcpy(lane, &v, sizeof(v));
+  for (int width = kLanes<T> / 2; width > 0; width /= 2) {
+    for (int l = 0; l < width; ++l) lane[l] += lane[l + width];
+  }
+  return lane[0];
+}
+template <class T>
+SINKHORN_INLINE T max_lanes(Vec<T> v) {
+  T lane[kLanes<T>];
+  memcpy(lane, &v, sizeof(v));
+  for (int width = kLanes<T> / 2; width > 0; width /= 2) {
+    for (int l = 0; l < width; ++l) lane[l] = max_of(lane[l], lane[l + width]);
+  }
+  return lane[0];
+}
+
+constexpr int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+
+// exp for float: x = n ln2 + r, |r| <= ln2 / 2, a degree-6 polynomial, then 2^n in two factors so
+// that subnormal results and overflow to inf come out right. Within 1 ulp with FMA. NaN stays NaN.
+SINKHORN_INLINE Vec<float> vexp(Vec<float> x) {
+  using V = Vec<float>;
+  const V high = splat(104.0f), low = splat(-110.0f);
+  x = x > high ? high : x;
+  x = x < low ? low : x;
+  const V magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to the nearest integer
+  const V n = (x * 1.44269504088896341f + magic) - magic;
+  V r = x - n * 0.693359375f;
+  r = r - n * -2.12194440e-4f;
+  V p = splat(1.9875691500e-4f);
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * (r * r) + r + 1.0f;
+  typedef MaskVec<float> I;
+  const I exponent = __builtin_convertvector(n, I);
+  const I half = exponent >> 1;
+  const I first = (half + 127) << 23, second = (exponent - half + 127) << 23;
+  V f, s;
+  memcpy(&f, &first, sizeof(f));
+  memcpy(&s, &second, sizeof(s));
+  return p * f * s;
+}
+// float64 exists for checks: exactness before speed.
+SINKHORN_INLINE Vec<double> vexp(Vec<double> x) {
+  for (int l = 0; l < kLanes<double>; ++l) x[l] = ::exp(x[l]);
+  return x;
+}
+
+// log1p(y) for y >= 0, float: log of u = 1 + y by mantissa and exponent, plus the rounding error
+// of u put back as (y - (u - 1)) / u.
+SINKHORN_INLINE Vec<float> vlog1p(Vec<float> y) {
+  using V = Vec<float>;
+  typedef MaskVec<float> I;
+  const V u = 1.0f + y;
+  const V lost = (y - (u - 1.0f)) / u;
+  I bits;
+  memcpy(&bits, &u, sizeof(bits));
+  // Choose the exponent so that the mantissa lies in [sqrt(1/2), sqrt(2)).
+  const I shifted = bits - 0x3f3504f3;
+  const I exponent = shifted >> 23;
+  const I mantissa_bits = bits - (exponent << 23);
+  V m;
+  memcpy(&m, &mantissa_bits, sizeof(m));
+  const V e = __builtin_convertvector(exponent, V);
+  const V f = m - 1.0f;
+  const V z = f * f;
+  V p = splat(7.0376836292e-2f);
+  p = p * f + -1.1514610310e-1f;
+  p = p * f + 1.1676998740e-1f;
+  p = p * f + -1.2420140846e-1f;
+  p = p * f + 1.4249322787e-1f;
+  p = p * f + -1.6668057665e-1f;
+  p = p * f + 2.0000714765e-1f;
+  p = p * f + -2.4999993993e-1f;
+  p = p * f + 3.3333331174e-1f;
+  V result = f * z * p;
+  result = result + e * -2.12194440e-4f;
+  result = result - 0.5f * z;
+  result = f + result;
+  result = result + e * 0.693359375f;
+  return result + lost;
+}
+SINKHORN_INLINE Vec<double> vlog1p(Vec<double> y) {
+  for (int l = 0; l < kLanes<double>; ++l) y[l] = ::log1p(y[l]);
+  return y;
+}
+
+SINKHORN_INLINE float exp_of(float x) { return ::expf(x); }
+SINKHORN_INLINE double exp_of(double x) { return ::exp(x); }
+SINKHORN_INLINE float log_of(float x) { return ::logf(x); }
+SINKHORN_INLINE double log_of(double x) { return ::log(x); }
+
+}  // namespace sinkhorn::cpu::SINKHORN_ISA

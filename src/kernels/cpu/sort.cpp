@@ -1,0 +1,337 @@
+// The sort: K'[i, p] = sum over allowed j of R[i, j] m[j, p] K[j, p], V' alike, and the weights
+//
+//   r[i] = sum over allowed j of R[i, j]
+//   weight[i, p] = (sum over allowed j of R[i, j] m[j, p]) / r[i],  -1 where nothing is visible.
+//
+// As a matrix product: R [rows, N] times the blocks [N, b * D]. Tasks are (head, slice of the b * D
+// columns). The weights are the same product with m for the blocks and one more column of ones, so
+// that numerator and r are summed in the same order and a weight over full blocks is exactly 1.
+//
+// Backward, with G = dK', G' = dV' and g = dweight / r:
+//   dR[i, j] = sum_p m[j, p] (G[i, p].K[j, p] + G'[i, p].V[j, p] + g[i, p]) - sum_p g[i, p] weight[i, p]
+//   dK[j, p] += sum over allowed i of R[i, j] G[i, p]
+// The g terms cancel where all sources are full and are skipped there.
+#include "kernels/cpu/sort.h"
+
+#include "kernels/cpu/blocked_product.h"
+
+namespace sinkhorn::cpu::SINKHORN_ISA {
+
+BlockFlags::BlockFlags(int64_t batch, int64_t length, int64_t block, const uint8_t* real)
+    : blocks_((length + block - 1) / block) {
+  flags_ = static_cast<uint8_t*>(allocate_scratch(static_cast<size_t>(batch * (blocks_ + 1))));
+  all_full_ = flags_ + batch * blocks_;
+  for (int64_t n = 0; n < batch; ++n) {
+    all_full_[n] = 1;
+    for (int64_t i = 0; i < blocks_; ++i) {
+      const int64_t begin = i * block, end = min_of(length, begin + block);
+      int64_t count = end - begin;
+      if (real != nullptr) {
+        count = 0;
+        for (int64_t t = begin; t < end; ++t) count += real[n * length + t] != 0;
+      }
+      const bool full = count == block;
+      flags_[n * blocks_ + i] = static_cast<uint8_t>((count > 0 ? 1 : 0) | (full ? 2 : 0));
+      all_full_[n] &= static_cast<uint8_t>(full);
+    }
+  }
+}
+
+namespace {
+
+constexpr int64_t kRowDepth = 128;      // numbers of a block that dR sums in one go
+constexpr int64_t kRowsPerTask = 128;   // rows of dR to a task
+
+// Block offsets whose rows of D together make about `columns` numbers.
+int64_t slice_positions(const SortParams& p, int64_t columns) {
+  return min_of(p.block, max_of<int64_t>(1, columns / p.width));
+}
+
+template <class T>
+struct Head {
+  const SortParams& p;
+  const BlockFlags& flags;
+  int64_t batch, head;
+
+  int64_t index() const { return batch * p.heads + head; }
+  int64_t sources(int64_t i) const { return source_end(p.causal, p.window, p.blocks, i); }
+  const uint8_t* real(int64_t token) const {
+    return p.real == nullptr ? nullptr : p.real + batch * p.length + token;
+  }
+  int64_t tokens(int64_t block) const { return min_of(p.block, p.length - block * p.block); }
+
+  // Row i of R over sources [j, j + count), 0 where not allowed.
+  void load_sort(int64_t i, int64_t j, int64_t count, T* to) const {
+    const int64_t end = flags.live(batch, i) ? max_of<int64_t>(0, sources(i) - j) : 0;
+    const int64_t allowed = min_of(count, end);
+    load_row(p.sort, offset_of(p.sort, batch, head, i) + j * p.sort.stride[3], allowed, to);
+    for (int64_t c = 0; c < allowed; ++c) {
+      if (!flags.live(batch, j + c)) to[c] = T(0);
+    }
+    fill(to + allowed, count - allowed, T(0));
+  }
+  // Offsets [first, first + count) of block j as one row of count * D numbers, pads 0.
+  void load_block(const View& v, int64_t j, int64_t first, int64_t count, T* to) const {
+    const int64_t token = j * p.block + first;
+    const int64_t have = max_of<int64_t>(0, min_of(count, tokens(j) - first));
+    const uint8_t* mask = real(token);
+    if (mask == nullptr && v.stride[2] == p.width && v.stride[3] == 1) {
+      load_row(v, offset_of(v, batch, head, token), have * p.width, to);
+    } else {
+      for (int64_t q = 0; q < have; ++q) {
+        if (mask != nullptr && !mask[q]) {
+          fill(to + q * p.width, p.width, T(0));
+        } else {
+          load_row(v, offset_of(v, batch, head, token + q), p.width, to + q * p.width);
+        }
+      }
+    }
+    fill(to + have * p.width, (count - have) * p.width, T(0));
+  }
+  bool is_real(int64_t j, int64_t offset) const {
+    if (offset >= tokens(j)) return false;
+    return p.real == nullptr || *real(j * p.block + offset);
+  }
+};
+
+template <class T>
+SINKHORN_INLINE void interleave(const T* row, int64_t count, int64_t r, T* to) {
+  for (int64_t d = 0; d < count; ++d) to[d * kRowsPerTile + r] = row[d];
+}
+
+// Packs rows of R for a panel.
+template <class T>
+void pack_sort_rows(const Head<T>& h, int64_t row, int64_t count, int64_t k, int64_t deep, T* row_buffer, T* to) {
+  for (int64_t r = 0; r < count; ++r) {
+    h.load_sort(row + r, k, deep, row_buffer);
+    interleave(row_buffer, deep, r, to);
+  }
+}
+
+// K' or V' for offsets [first, first + count) of every destination.
+template <class T>
+void sort_slice(const Head<T>& h, const View& from, T* to, int64_t first, int64_t count,
+                T* scratch) {
+  const SortParams& p = h.p;
+  const int64_t cols = count * p.width;
+  T* row_buffer = scratch + product_scratch<T>(cols);
+  T* out = to + h.index() * p.rows * p.block * p.width + first * p.width;
+  blocked_product<T>(
+      {p.rows, cols, p.blocks, out, p.block * p.width, false},
+      [&](int64_t, int64_t last) { return Range{0, h.sources(last)}; },
+      [&](int64_t row, int64_t n, int64_t k, int64_t deep, T* a) {
+        pack_sort_rows(h, row, n, k, deep, row_buffer, a);
+      },
+      [&](int64_t k, int64_t deep, T* b) {
+        bool finite = true;
+        for (int64_t d = 0; d < deep; ++d) {
+          h.load_block(from, k + d, first, count, row_buffer);
+          finite &= all_finite(row_buffer, cols);
+          put_in_panels(row_buffer, cols, d, deep, b);
+        }
+        return finite;
+      },
+      scratch);
+}
+
+// dK or dV for offsets [first, first + count) of every source, added to what is there.
+template <class T>
+void unsort_slice(const Head<T>& h, const T* grad_sorted, T* grad, int64_t first, int64_t count,
+                  T* scratch) {
+  const SortParams& p = h.p;
+  const int64_t cols = count * p.width, block_cols = p.block * p.width;
+  T* row_buffer = scratch + product_scratch<T>(cols);
+  grad_sorted += h.index() * p.rows * block_cols + first * p.width;
+  grad += h.index() * p.length * p.width + first * p.width;
+  // The last block may be short: its rows of C end earlier, so it is a product of its own.
+  const int64_t last = p.blocks - 1;
+  const int64_t last_cols = max_of<int64_t>(0, min_of(count, h.tokens(last) - first)) * p.width;
+  for (int part = 0; part < 2; ++part) {
+    const int64_t j0 = part == 0 ? 0 : last, rows = part == 0 ? last : 1;
+    const int64_t width = part == 0 ? cols : last_cols;
+    if (rows == 0 || width == 0) continue;
+    blocked_product<T>(
+        {rows, width, p.rows, grad + j0 * block_cols, block_cols, true},
+        [&](int64_t from, int64_t) {
+          return Range{min_of(p.rows, first_reader(p.causal, p.window, j0 + from)), p.rows};
+        },
+        [&](int64_t row, int64_t n, int64_t k, int64_t deep, T* a) {
+          for (int64_t d = 0; d < deep; ++d) {
+            h.load_sort(k + d, j0 + row, n, row_buffer);
+            for (int64_t r = 0; r < n; ++r) a[d * kRowsPerTile + r] = row_buffer[r];
+          }
+        },
+        [&](int64_t k, int64_t deep, T* b) {
+          bool finite = true;
+          for (int64_t d = 0; d < deep; ++d) {
+            const T* row = grad_sorted + (k + d) * block_cols;
+            finite &= all_finite(row, width);
+            put_in_panels(row, width, d, deep, b);
+          }
+          return finite;
+        },
+        scratch);
+  }
+}
+
+// Which destinations [i0, i0 + count) of one head gain from K and V: a slice of rows of dR.
+template <class T>
+void grad_sort_rows(const Head<T>& h, int64_t i0, int64_t count, T* scratch) {
+  const SortParams& p = h.p;
+  const int64_t block_cols = p.block * p.width;
+  const int64_t positions = slice_positions(p, kRowDepth);
+  const int64_t deep_cols = positions * p.width;
+  T* transposed = scratch;                             // [deep_cols, kPanel]
+  T* rows_buffer = transposed + kPanel<T> * deep_cols;  // [kPanel, deep_cols]
+  T* grad = static_cast<T*>(p.grad_sort) + (h.index() * p.blocks + i0) * p.blocks;
+  const int64_t sources = h.sources(i0 + count - 1);
+  for (int64_t i = 0; i < count; ++i) fill(grad + i * p.blocks, p.blocks, T(0));
+  for (int64_t j0 = 0; j0 < sources; j0 += kPanel<T>) {
+    const int64_t cols = min_of(kPanel<T>, sources - j0);
+    for (int side = 0; side < 2; ++side) {
+      const View& from = side == 0 ? p.key : p.value;
+      const T* g = static_cast<const T*>(side == 0 ? p.grad_sorted_key : p.grad_sorted_value) +
+                   (h.index() * p.rows + i0) * block_cols;
+      for (int64_t q = 0; q < p.block; q += positions) {
+        const int64_t n = min_of(positions, p.block - q);
+        for (int64_t c = 0; c < cols; ++c) {
+          h.load_block(from, j0 + c, q, n, rows_buffer + c * deep_cols);
+        }
+        transpose(rows_buffer, deep_cols, cols, n * p.width, transposed, kPanel<T>);
+        gemm<T>(count, cols, n * p.width,
+                {g + q * p.width, block_cols, 1, transposed, kPanel<T>, grad + j0, p.blocks, true});
+      }
+    }
+  }
+}
+
+// Adds the weights' share of dR and clears what is not allowed.
+template <class T>
+void finish_grad_sort_row(const Head<T>& h, int64_t i) {
+  const SortParams& p = h.p;
+  T* grad = static_cast<T*>(p.grad_sort) + (h.index() * p.blocks + i) * p.blocks;
+  const int64_t sources = h.flags.live(h.batch, i) ? h.sources(i) : 0;
+  for (int64_t j = 0; j < p.blocks; ++j) {
+    if (j >= sources || !h.flags.live(h.batch, j)) grad[j] = T(0);
+  }
+  if (h.flags.all_full(h.batch)) return;
+  const T* weight = static_cast<const T*>(p.weight) + (h.index() * p.rows + i) * (p.block + 1);
+  const T* grad_weight = static_cast<const T*>(p.grad_weight) + (h.index() * p.rows + i) * p.block;
+  const T r = weight[p.block];
+  if (sources == 0 || r == T(0)) return;
+  T whole = T(0), all = T(0);  // sum of g * weight, and of g
+  for (int64_t q = 0; q < p.block; ++q) {
+    if (weight[q] == T(-1)) continue;
+    whole += grad_weight[q] * weight[q];
+    all += grad_weight[q];
+  }
+  for (int64_t j = 0; j < sources; ++j) {
+    if (!h.flags.live(h.batch, j)) continue;
+    T share = h.flags.full(h.batch, j) ? all : T(0);
+    for (int64_t q = 0; !h.flags.full(h.batch, j) && q < p.block; ++q) {
+      if (h.is_real(j, q)) share += grad_weight[q];
+    }
+    grad[j] += (share - whole) / r;
+  }
+}
+
+template <class T>
+void add_real(T share, const uint8_t* real, int64_t tokens, T* sum, T* seen) {
+  for (int64_t q = 0; q < tokens; ++q) {
+    const bool is_real = real == nullptr || real[q];
+    sum[q] += is_real ? share : T(0);
+    seen[q] = is_real ? T(1) : seen[q];
+  }
+}
+
+// weight[i, :] and r[i] for destinations of one head.
+template <class T>
+void sort_weights(const Head<T>& h, T* scratch) {
+  const SortParams& p = h.p;
+  T* row = scratch;                              // [N]
+  T* sum = row + Scratch<T>::padded(p.blocks);  // [b]
+  T* seen = sum + Scratch<T>::padded(p.block);  // [b], 1 where some allowed source has a token
+  T* weight = static_cast<T*>(p.weight) + h.index() * p.rows * (p.block + 1);
+  for (int64_t i = 0; i < p.rows; ++i, weight += p.block + 1) {
+    h.load_sort(i, 0, p.blocks, row);
+    fill(weight, p.block, T(-1));
+    T r = T(0);
+    const int64_t sources = h.flags.live(h.batch, i) ? h.sources(i) : 0;
+    bool partial = false, any = false;
+    for (int64_t j = 0; j < sources; ++j) {
+      if (!h.flags.live(h.batch, j)) continue;
+      r += row[j];
+      any = true;
+      partial |= !h.flags.full(h.batch, j);
+    }
+    weight[p.block] = r;
+    if (!any) continue;
+    if (!partial) {
+      fill(weight, p.block, r == T(0) ? T(0) : r / r);
+      continue;
+    }
+    fill(sum, p.block, T(0));
+    fill(seen, p.block, T(0));
+    // Source by source, the order in which r is summed: over full blocks the quotient is exactly 1.
+    for (int64_t j = 0; j < sources; ++j) {
+      if (h.flags.live(h.batch, j)) add_real(row[j], h.real(j * p.block), h.tokens(j), sum, seen);
+    }
+    for (int64_t q = 0; q < p.block; ++q) {
+      if (seen[q] != T(0)) weight[q] = r == T(0) ? T(0) : sum[q] / r;
+    }
+  }
+}
+
+}  // namespace
+
+template <class T>
+void sort_fwd(const SortParams& p, const BlockFlags& flags, const Executor& executor) {
+  const int64_t step = slice_positions(p, kColumns), slices = (p.block + step - 1) / step;
+  const int64_t buffer = max_of(kDepth, step * p.width);
+  for_each_task<T>(
+      executor, p.batch * p.heads * slices * 2, product_scratch<T>(step * p.width) + buffer,
+      [&](int64_t task, T* scratch) {
+        const int64_t slice = task / 2 % slices, index = task / 2 / slices;
+        const Head<T> h{p, flags, index / p.heads, index % p.heads};
+        const int64_t first = slice * step;
+        T* to = static_cast<T*>(task % 2 == 0 ? p.sorted_key : p.sorted_value);
+        sort_slice(h, task % 2 == 0 ? p.key : p.value, to, first, min_of(step, p.block - first),
+                   scratch);
+      });
+  for_each_task<T>(executor, p.batch * p.heads, p.blocks + 2 * p.block + 64, [&](int64_t index, T* scratch) {
+    sort_weights(Head<T>{p, flags, index / p.heads, index % p.heads}, scratch);
+  });
+}
+
+template <class T>
+void sort_bwd(const SortParams& p, const BlockFlags& flags, const Executor& executor) {
+  const int64_t step = slice_positions(p, kColumns), slices = (p.block + step - 1) / step;
+  const int64_t buffer = max_of(kDepth, step * p.width);
+  for_each_task<T>(
+      executor, p.batch * p.heads * slices * 2, product_scratch<T>(step * p.width) + buffer,
+      [&](int64_t task, T* scratch) {
+        const int64_t slice = task / 2 % slices, index = task / 2 / slices;
+        const Head<T> h{p, flags, index / p.heads, index % p.heads};
+        const int64_t first = slice * step;
+        const bool key = task % 2 == 0;
+        unsort_slice(h, static_cast<const T*>(key ? p.grad_sorted_key : p.grad_sorted_value),
+                     static_cast<T*>(key ? p.grad_key : p.grad_value), first,
+                     min_of(step, p.block - first), scratch);
+      });
+  const int64_t row_tasks = (p.rows + kRowsPerTask - 1) / kRowsPerTask;
+  const int64_t wanted = 2 * kPanel<T> * slice_positions(p, kRowDepth) * p.width;
+  for_each_task<T>(executor, p.batch * p.heads * row_tasks, wanted, [&](int64_t task, T* scratch) {
+    const int64_t index = task / row_tasks, i0 = task % row_tasks * kRowsPerTask;
+    const Head<T> h{p, flags, index / p.heads, index % p.heads};
+    const int64_t count = min_of(kRowsPerTask, p.rows - i0);
+    grad_sort_rows(h, i0, count, scratch);
+    for (int64_t i = i0; i < i0 + count; ++i) finish_grad_sort_row(h, i);
+  });
+}
+
+template void sort_fwd<float>(const SortParams&, const BlockFlags&, const Executor&);
+template void sort_fwd<double>(const SortParams&, const BlockFlags&, const Executor&);
+template void sort_bwd<float>(const SortParams&, const BlockFlags&, const Executor&);
+template void sort_bwd<double>(const SortParams&, const BlockFlags&, const Executor&);
+
+}  // namespace sinkhorn::cpu::SINKHORN_ISA

@@ -1,0 +1,52 @@
+// Sorting keys and values by R, forward and backward; see sort.cpp.
+#pragma once
+
+#include "kernels/common/params.h"
+#include "kernels/cpu/tasks.h"
+#include "kernels/cpu/tiles.h"
+
+namespace sinkhorn::cpu::SINKHORN_ISA {
+
+// Which blocks have a real token, and which have all b of theirs.
+class BlockFlags {
+ public:
+  BlockFlags(int64_t batch, int64_t length, int64_t block, const uint8_t* real);
+  ~BlockFlags() { free_scratch(flags_); }
+  BlockFlags(const BlockFlags&) = delete;
+  BlockFlags& operator=(const BlockFlags&) = delete;
+
+  bool live(int64_t batch, int64_t block) const { return flags_[batch * blocks_ + block] & 1; }
+  bool full(int64_t batch, int64_t block) const { return flags_[batch * blocks_ + block] & 2; }
+  bool all_full(int64_t batch) const { return all_full_[batch]; }
+
+ private:
+  int64_t blocks_;
+  uint8_t* flags_;
+  uint8_t* all_full_;
+};
+
+// Sources of destination i by the causal rule alone: 0 .. source_end - 1.
+SINKHORN_INLINE int64_t source_end(Causal causal, int64_t window, int64_t blocks, int64_t i) {
+  switch (causal) {
+    case Causal::kNone: return blocks;
+    case Causal::kStrict: return max_of<int64_t>(0, i - window);
+    case Causal::kInclusive: return i + 1;
+  }
+  return 0;
+}
+// The first destination that may read source j.
+SINKHORN_INLINE int64_t first_reader(Causal causal, int64_t window, int64_t j) {
+  switch (causal) {
+    case Causal::kNone: return 0;
+    case Causal::kStrict: return j + window + 1;
+    case Causal::kInclusive: return j;
+  }
+  return 0;
+}
+
+template <class T>
+void sort_fwd(const SortParams& p, const BlockFlags& flags, const Executor& executor);
+template <class T>
+void sort_bwd(const SortParams& p, const BlockFlags& flags, const Executor& executor);
+
+}  // namespace sinkhorn::cpu::SINKHORN_ISA

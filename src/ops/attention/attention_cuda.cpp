@@ -1,0 +1,53 @@
+#include <ATen/ops/empty.h>
+#include <torch/library.h>
+
+#include "ops/attention/attention.h"
+#include "ops/composite/composite.h"
+#include "ops/composite/recompute.h"
+#include "ops/composite/rng.h"
+
+namespace sinkhorn::ops {
+namespace {
+
+AttentionResult attention_fwd_cuda(const Tensor& query, const Tensor& key, const Tensor& value,
+                                   const OptionalTensor& sort, int64_t block,
+                                   std::string_view causal, std::string_view combine,
+                                   int64_t window, const OptionalTensor& mask,
+                                   std::optional<double> scale, double dropout_p) {
+  check_attention(query, key, value, sort, block, causal, combine, window, mask, scale, dropout_p);
+  AttentionResult result = allocate_attention(query, key, value, sort, block, combine);
+  auto& [out, lse, sorted_key, sorted_value, weight, sorted_out, rng] = result;
+  rng = composite::draw_rng(dropout_p, query);
+  out = composite::attention(query, key, value, sort, block, causal, combine, window, mask, scale,
+                             dropout_p, rng);
+  // Backward starts from the inputs and reads nothing else that is saved.
+  for (Tensor* unused : {&lse, &sorted_key, &sorted_value, &weight, &sorted_out}) unused->zero_();
+  return result;
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> attention_bwd_cuda(
+    const Tensor& grad, const Tensor& query, const Tensor& key, const Tensor& value,
+    const OptionalTensor& sort, const Tensor& /*out*/, const Tensor& /*lse*/,
+    const Tensor& /*sorted_key*/, const Tensor& /*sorted_value*/, const Tensor& /*weight*/,
+    const Tensor& /*sorted_out*/, const Tensor& rng, int64_t block, std::string_view causal,
+    std::string_view combine, int64_t window, const OptionalTensor& mask,
+    std::optional<double> scale, double dropout_p) {
+  const auto gradients = composite::recompute_gradients(
+      grad, {query, key, value, sort.value_or(Tensor())}, [&](const std::vector<Tensor>& inputs) {
+        const OptionalTensor relaxed =
+            inputs[3].defined() ? OptionalTensor(inputs[3]) : std::nullopt;
+        return composite::attention(inputs[0], inputs[1], inputs[2], relaxed, block, causal,
+                                    combine, window, mask, scale, dropout_p, rng);
+      });
+  return {gradients[0], gradients[1], gradients[2],
+          sort.has_value() ? gradients[3] : at::empty({0}, query.options())};
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(sinkhorn, CUDA, m) {
+  m.impl("attention_fwd", attention_fwd_cuda);
+  m.impl("attention_bwd", attention_bwd_cuda);
+}
+
+}  // namespace sinkhorn::ops

@@ -1,0 +1,90 @@
+// Parameters of the CPU kernels of attention and sortcut, made from tensors.
+#pragma once
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/cpu/dispatch.h"
+#include "ops/common.h"
+
+namespace sinkhorn::ops {
+
+// The tensors must outlive the call; the mask is kept here.
+struct AttentionCall {
+  AttentionCall(const Tensor& query, const Tensor& key, const Tensor& value,
+                const OptionalTensor& sort, int64_t block, const OptionalTensor& given_mask,
+                std::optional<double> scale)
+      : mask(given_mask) {
+    SortParams& s = p.sort;
+    s.batch = query.size(0);
+    s.heads = query.size(1);
+    s.length = key.size(2);
+    s.width = query.size(3);
+    s.block = std::min(block, s.length);
+    s.blocks = (s.length - 1) / s.block + 1;
+    s.rows = s.blocks;
+    s.compute64 = query.scalar_type() == at::kDouble;
+    s.real = mask.data();
+    s.key = view_of(key);
+    s.value = view_of(value);
+    if (sort.has_value()) s.sort = view_of(*sort);
+    p.queries = query.size(2);
+    p.query = view_of(query);
+    p.scale = scale.value_or(1.0 / std::sqrt(static_cast<double>(s.width)));
+  }
+
+  void set_saved(const Tensor& out, const Tensor& lse, const Tensor& sorted_key,
+                 const Tensor& sorted_value, const Tensor& weight) {
+    p.out = view_of(out);
+    p.lse = lse.data_ptr();
+    p.sort.sorted_key = sorted_key.data_ptr();
+    p.sort.sorted_value = sorted_value.data_ptr();
+    p.sort.weight = weight.data_ptr();
+  }
+
+  MaskBytes mask;
+  AttentionParams p{};
+};
+
+// The gradients of one call and the buffers they pass through.
+class AttentionGradients {
+ public:
+  AttentionGradients(AttentionCall& call, const Tensor& grad, const Tensor& query,
+                     const Tensor& key, const OptionalTensor& sort)
+      : query_(at::empty(query.sizes(), query.options())),
+        type_(query.scalar_type()),
+        sort_type_(sort.has_value() ? sort->scalar_type() : type_) {
+    SortParams& s = call.p.sort;
+    const auto options = query.options().dtype(compute_type(type_));
+    key_ = at::empty(key.sizes(), options);
+    value_ = at::empty(key.sizes(), options);
+    sort_ = at::empty({0}, options);
+    if (sort.has_value()) {
+      sort_ = at::empty(sort->sizes(), options);
+      sorted_key_ = at::empty({s.batch, s.heads, s.rows, s.block, s.width}, options);
+      sorted_value_ = at::empty({s.batch, s.heads, s.rows, s.block, s.width}, options);
+      weight_ = at::empty({s.batch, s.heads, s.rows, s.block}, options);
+      s.grad_sorted_key = sorted_key_.data_ptr();
+      s.grad_sorted_value = sorted_value_.data_ptr();
+      s.grad_weight = weight_.data_ptr();
+      s.grad_sort = sort_.data_ptr();
+    }
+    s.grad_key = key_.data_ptr();
+    s.grad_value = value_.data_ptr();
+    call.p.grad_query = view_of(query_);
+    call.p.grad_out = view_of(grad);
+  }
+
+  std::tuple<Tensor, Tensor, Tensor, Tensor> result() const {
+    return {query_, key_.to(type_), value_.to(type_), sort_.to(sort_type_)};
+  }
+
+ private:
+  Tensor query_, key_, value_, sort_;
+  Tensor sorted_key_, sorted_value_, weight_;
+  at::ScalarType type_, sort_type_;
+};
+
+}  // namespace sinkhorn::ops

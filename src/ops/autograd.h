@@ -1,0 +1,30 @@
+// Helpers for the operators' Autograd kernels.
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
+
+#include "ops/common.h"
+
+namespace sinkhorn::ops {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+// The operator sinkhorn::<name>, called through the dispatcher so that tracers see it.
+template <class Signature>
+c10::TypedOperatorHandle<Signature> find_op(const char* name) {
+  return c10::Dispatcher::singleton()
+      .findSchemaOrThrow((std::string("sinkhorn::") + name).c_str(), "")
+      .template typed<Signature>();
+}
+
+// An optional tensor for save_for_backward, which takes undefined ones, and back.
+inline Tensor or_undefined(const OptionalTensor& x) { return x.has_value() ? *x : Tensor(); }
+inline OptionalTensor or_none(const Tensor& x) {
+  return x.defined() ? OptionalTensor(x) : std::nullopt;
+}
+
+}  // namespace sinkhorn::ops

@@ -1,0 +1,63 @@
+// The operators' schemas. `<op>` is what users call; `<op>_fwd` and `<op>_bwd` are what autograd,
+// compilers and kernels see: forward returns beside the result all that backward needs.
+#include <torch/library.h>
+
+#include "kernels/cpu/dispatch.h"
+
+TORCH_LIBRARY(sinkhorn, m) {
+  m.def(
+      "pool(Tensor x, int block, str mode, bool causal, Tensor? mask=None) -> Tensor");
+  m.def(
+      "pool_fwd(Tensor x, int block, str mode, bool causal, Tensor? mask) -> Tensor");
+  m.def(
+      "pool_bwd(Tensor grad, Tensor? mask, SymInt length, int block, str mode, bool causal) "
+      "-> Tensor");
+
+  m.def(
+      "balance(Tensor logits, int iterations, float temperature, str causal=\"none\", "
+      "str columns=\"full\", int window=0, Tensor? noise=None, Tensor? block_mask=None) -> Tensor");
+  m.def(
+      "balance_fwd(Tensor logits, int iterations, float temperature, str causal, str columns, "
+      "int window, Tensor? noise, Tensor? block_mask) -> (Tensor, Tensor)");
+  m.def(
+      "balance_bwd(Tensor grad, Tensor logits, Tensor terms, int iterations, float temperature, "
+      "str causal, str columns, int window, Tensor? noise, Tensor? block_mask) -> Tensor");
+
+  // Dropout draws from the default generator.
+  const std::vector<at::Tag> draws = {at::Tag::nondeterministic_seeded};
+  m.def(
+      "attention(Tensor query, Tensor key, Tensor value, Tensor? sort, int block, "
+      "str causal=\"none\", str combine=\"concat\", int window=0, Tensor? mask=None, "
+      "float? scale=None, float dropout_p=0.0) -> Tensor",
+      draws);
+  m.def(
+      "attention_fwd(Tensor query, Tensor key, Tensor value, Tensor? sort, int block, str causal, "
+      "str combine, int window, Tensor? mask, float? scale, float dropout_p) "
+      "-> (Tensor out, Tensor lse, Tensor sorted_key, Tensor sorted_value, Tensor weight, "
+      "Tensor sorted_out, Tensor rng)",
+      draws);
+  m.def(
+      "attention_bwd(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor? sort, Tensor out, "
+      "Tensor lse, Tensor sorted_key, Tensor sorted_value, Tensor weight, Tensor sorted_out, "
+      "Tensor rng, int block, str causal, str combine, int window, Tensor? mask, float? scale, "
+      "float dropout_p) -> (Tensor, Tensor, Tensor, Tensor)");
+
+  m.def(
+      "sortcut(Tensor query, Tensor key, Tensor value, Tensor sort, int block, int budget, "
+      "Tensor? mask=None, float? scale=None, float dropout_p=0.0) -> Tensor",
+      draws);
+  m.def(
+      "sortcut_fwd(Tensor query, Tensor key, Tensor value, Tensor sort, int block, int budget, "
+      "Tensor? mask, float? scale, float dropout_p) "
+      "-> (Tensor out, Tensor lse, Tensor sorted_key, Tensor sorted_value, Tensor weight, "
+      "Tensor rng)",
+      draws);
+  m.def(
+      "sortcut_bwd(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor sort, Tensor out, "
+      "Tensor lse, Tensor sorted_key, Tensor sorted_value, Tensor weight, Tensor rng, int block, "
+      "int budget, Tensor? mask, float? scale, float dropout_p) "
+      "-> (Tensor, Tensor, Tensor, Tensor)");
+
+  // Which CPU kernels run: baseline, avx2 or avx512.
+  m.def("cpu_form() -> str", [] { return std::string(sinkhorn::cpu::form()); });
+}
