@@ -41,6 +41,6 @@ endforeach()
 
 add_library(sinkhorn_kernels STATIC src/kernels/common/executor.cpp src/kernels/cpu/dispatch.cpp
                                     ${SINKHORN_KERNEL_OBJECTS})
-target_compile_definitions(sinkhorn_kernels PUBLIC SINKHORN_ISA=baseline)
+target_compile_definitions(sinkhorn_kernels PRIVATE SINKHORN_ISA=baseline)
 sinkhorn_kernel_options(sinkhorn_kernels)
 target_include_directories(sinkhorn_kernels PUBLIC ${PROJECT_SOURCE_DIR}/src)

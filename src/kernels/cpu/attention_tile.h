@@ -229,7 +229,9 @@ class AttentionTile {
       for (int64_t r = shape.diagonal ? c : 0; r < shape.rows; ++r) {
         if (b_.lse[r] == -kInf<T>) continue;
         const T z = dropout_.active() ? draw(run, p, r, c + 1)[c] : T(1);
-        const T e = exp_of(b_.s[r * kKeyTile + c] * scale_ - b_.lse[r]);
+        // Not in the softmax, so not below its maximum: kept from overflowing into inf * 0.
+        const T most = sizeof(T) == 8 ? T(700) : T(80);
+        const T e = exp_of(min_of(b_.s[r * kKeyTile + c] * scale_ - b_.lse[r], most));
         sum += e * (b_.dp[r * kKeyTile + c] * z - b_.delta[r]);
       }
       run.grad_weight[p + c] += sum;
@@ -246,12 +248,7 @@ class AttentionTile {
         T* dp = b_.dp + r * kKeyTile;
         const T* z = dropout_.active() ? draw(run, p, r, width) : nullptr;
         softmax_grad_row({scale_, bias, shape.last_column(r)}, b_.lse[r], b_.delta[r], z, width, s,
-                         dp);
-        for (int64_t c = 0; c < width; c += kLanes<T>) {
-          const Vec<T> g = load(dp + c);
-          if (run.grad_weight != nullptr) store(b_.colsum + c, load(b_.colsum + c) + g);
-          store(dp + c, g * scale_);
-        }
+                         dp, run.grad_weight == nullptr ? nullptr : b_.colsum);
       }
     });
     for (int64_t c = 0; run.grad_weight != nullptr && c < shape.cols; ++c) {

@@ -74,18 +74,31 @@ void blocked_product(const BlockedProduct<T>& p, const RangeOf& range, const Pac
   }
 }
 
-// Spreads one row of `cols` numbers over the panels at depth d.
+// Spreads one row of `cols` numbers over the panels at depth d. Returns 0 if all are finite, NaN
+// otherwise.
 template <class T>
-SINKHORN_INLINE void put_in_panels(const T* row, int64_t cols, int64_t d, int64_t deep, T* panels) {
+SINKHORN_INLINE T put_in_panels(const T* row, int64_t cols, int64_t d, int64_t deep, T* panels) {
+  Vec<T> poison = {};
   int64_t col = 0;
   for (; col + kPanel<T> <= cols; col += kPanel<T>) {
-    memcpy(panels + col * deep + d * kPanel<T>, row + col, sizeof(T) * kPanel<T>);
+    T* to = panels + col * deep + d * kPanel<T>;
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectorsPerTile; ++v) {
+      const Vec<T> x = load(row + col + v * kLanes<T>);
+      poison += x * T(0);
+      store(to + v * kLanes<T>, x);
+    }
   }
+  T rest = sum_lanes<T>(poison);
   if (col < cols) {
     T* to = panels + col * deep + d * kPanel<T>;
     fill(to, kPanel<T>, T(0));
-    for (int64_t c = col; c < cols; ++c) to[c - col] = row[c];
+    for (int64_t c = col; c < cols; ++c) {
+      rest += row[c] * T(0);
+      to[c - col] = row[c];
+    }
   }
+  return rest;
 }
 
 }  // namespace sinkhorn::cpu::SINKHORN_ISA

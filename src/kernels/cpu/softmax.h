@@ -70,10 +70,11 @@ struct SoftmaxState {
 };
 
 // Backward of one row. On entry s = raw scores, dp = gradient of the weights (before dropout).
-// On exit s = weights after dropout, dp = gradient of the scores (of scale * q.k + bias).
+// On exit s = weights after dropout, dp = gradient of the raw scores. The gradient of the scores with
+// their scale and bias is added to colsum, where there is one.
 template <class T>
 SINKHORN_INLINE void softmax_grad_row(const ScoreRow<T>& row, T lse, T delta, const T* factors,
-                                      int64_t width, T* s, T* dp) {
+                                      int64_t width, T* s, T* dp, T* colsum) {
   if (lse == -kInf<T>) {
     for (int64_t c = 0; c < width; c += kLanes<T>) {
       store(s + c, Vec<T>{});
@@ -93,8 +94,10 @@ SINKHORN_INLINE void softmax_grad_row(const ScoreRow<T>& row, T lse, T delta, co
     }
     g = p * (g - delta);
     const Vec<T> zero = {};
+    g = x == none ? zero : g;
+    if (colsum != nullptr) store(colsum + c, load(colsum + c) + g);
     store(s + c, x == none ? zero : kept);
-    store(dp + c, x == none ? zero : g);
+    store(dp + c, g * row.scale);
   });
 }
 

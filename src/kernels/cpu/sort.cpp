@@ -70,23 +70,25 @@ struct Head {
     }
     fill(to + allowed, count - allowed, T(0));
   }
-  // Offsets [first, first + count) of block j as one row of count * D numbers, pads 0.
-  void load_block(const View& v, int64_t j, int64_t first, int64_t count, T* to) const {
-    const int64_t token = j * p.block + first;
+  // Offsets [first, first + count) of block j as one row of count * D numbers, pads 0: where they
+  // lie if that will do, else copied to `buffer`.
+  const T* block_row(const View& v, int64_t j, int64_t first, int64_t count, T* buffer) const {
+    const int64_t token = j * p.block + first, offset = offset_of(v, batch, head, token);
     const int64_t have = max_of<int64_t>(0, min_of(count, tokens(j) - first));
     const uint8_t* mask = real(token);
-    if (mask == nullptr && v.stride[2] == p.width && v.stride[3] == 1) {
-      load_row(v, offset_of(v, batch, head, token), have * p.width, to);
-    } else {
-      for (int64_t q = 0; q < have; ++q) {
-        if (mask != nullptr && !mask[q]) {
-          fill(to + q * p.width, p.width, T(0));
-        } else {
-          load_row(v, offset_of(v, batch, head, token + q), p.width, to + q * p.width);
-        }
+    if (mask == nullptr && have == count && v.type == kTypeOf<T> && v.stride[2] == p.width &&
+        v.stride[3] == 1) {
+      return static_cast<const T*>(v.data) + offset;
+    }
+    for (int64_t q = 0; q < have; ++q) {
+      if (mask != nullptr && !mask[q]) {
+        fill(buffer + q * p.width, p.width, T(0));
+      } else {
+        load_row(v, offset + q * v.stride[2], p.width, buffer + q * p.width);
       }
     }
-    fill(to + have * p.width, (count - have) * p.width, T(0));
+    fill(buffer + have * p.width, (count - have) * p.width, T(0));
+    return buffer;
   }
   bool is_real(int64_t j, int64_t offset) const {
     if (offset >= tokens(j)) return false;
@@ -123,13 +125,12 @@ void sort_slice(const Head<T>& h, const View& from, T* to, int64_t first, int64_
         pack_sort_rows(h, row, n, k, deep, row_buffer, a);
       },
       [&](int64_t k, int64_t deep, T* b) {
-        bool finite = true;
+        T poison = T(0);
         for (int64_t d = 0; d < deep; ++d) {
-          h.load_block(from, k + d, first, count, row_buffer);
-          finite &= all_finite(row_buffer, cols);
-          put_in_panels(row_buffer, cols, d, deep, b);
+          const T* row = h.block_row(from, k + d, first, count, row_buffer);
+          poison += put_in_panels(row, cols, d, deep, b);
         }
-        return finite;
+        return poison == T(0);
       },
       scratch);
 }
@@ -162,13 +163,11 @@ void unsort_slice(const Head<T>& h, const T* grad_sorted, T* grad, int64_t first
           }
         },
         [&](int64_t k, int64_t deep, T* b) {
-          bool finite = true;
+          T poison = T(0);
           for (int64_t d = 0; d < deep; ++d) {
-            const T* row = grad_sorted + (k + d) * block_cols;
-            finite &= all_finite(row, width);
-            put_in_panels(row, width, d, deep, b);
+            poison += put_in_panels(grad_sorted + (k + d) * block_cols, width, d, deep, b);
           }
-          return finite;
+          return poison == T(0);
         },
         scratch);
   }
@@ -194,10 +193,12 @@ void grad_sort_rows(const Head<T>& h, int64_t i0, int64_t count, T* scratch) {
                    (h.index() * p.rows + i0) * block_cols;
       for (int64_t q = 0; q < p.block; q += positions) {
         const int64_t n = min_of(positions, p.block - q);
+        const T* rows[kPanel<T>];
         for (int64_t c = 0; c < cols; ++c) {
-          h.load_block(from, j0 + c, q, n, rows_buffer + c * deep_cols);
+          rows[c] = h.block_row(from, j0 + c, q, n, rows_buffer + c * deep_cols);
         }
-        transpose(rows_buffer, deep_cols, cols, n * p.width, transposed, kPanel<T>);
+        transpose_rows<T>([&](int64_t r) { return rows[r]; }, cols, n * p.width, transposed,
+                          kPanel<T>);
         gemm<T>(count, cols, n * p.width,
                 {g + q * p.width, block_cols, 1, transposed, kPanel<T>, grad + j0, p.blocks, true});
       }

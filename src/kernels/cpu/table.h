@@ -1,4 +1,4 @@
-// The entry points of one instruction set.
+// The entry points of one instruction set; SINKHORN_ISA is set in kernel files alone.
 #pragma once
 
 #include "kernels/common/executor.h"
@@ -17,6 +17,7 @@ struct KernelTable {
   void (*sortcut_bwd)(const AttentionParams&, const Executor&);
 };
 
+#ifdef SINKHORN_ISA
 namespace SINKHORN_ISA {
 
 void pool_fwd(const PoolParams& p, const Executor& executor);
@@ -31,4 +32,5 @@ void sortcut_bwd(const AttentionParams& p, const Executor& executor);
 const KernelTable& table();
 
 }  // namespace SINKHORN_ISA
+#endif
 }  // namespace sinkhorn::cpu

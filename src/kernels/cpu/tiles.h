@@ -136,37 +136,62 @@ bool all_finite(const T* x, int64_t count) {
   return rest == T(0);
 }
 
-// Rows [first, first + rows) of one head into a tile with row length ld >= cols, zeros behind the
-// columns. A row whose `real` flag is 0 becomes 0 whatever it holds: selected, not multiplied.
-// Returns whether every number is finite.
+// One row of `cols` numbers into `to`, zeros up to ld. Returns 0 if all are finite, NaN otherwise.
+template <class T>
+SINKHORN_INLINE T load_padded_row(const View& v, int64_t offset, int64_t cols, T* to, int64_t ld) {
+  if (v.type != kTypeOf<T> || v.stride[3] != 1) {
+    load_row(v, offset, cols, to);
+    fill(to + cols, ld - cols, T(0));
+    return all_finite(to, cols) ? T(0) : T(__builtin_nan(""));
+  }
+  const T* from = static_cast<const T*>(v.data) + offset;
+  Vec<T> poison = {};
+  int64_t c = 0;
+  for (; c + kLanes<T> <= cols; c += kLanes<T>) {
+    const Vec<T> x = load(from + c);
+    poison += x * T(0);
+    store(to + c, x);
+  }
+  T rest = sum_lanes<T>(poison);
+  for (; c < cols; ++c) {
+    rest += from[c] * T(0);
+    to[c] = from[c];
+  }
+  fill(to + cols, ld - cols, T(0));
+  return rest;
+}
+
+// `rows` rows of one head into a tile with row length ld >= cols, zeros behind the columns. A row
+// whose `real` flag is 0 becomes 0 whatever it holds: selected, not multiplied. Returns whether
+// every number is finite.
 template <class T>
 bool load_tile(const View& v, int64_t offset, int64_t rows, int64_t cols, const uint8_t* real,
                T* to, int64_t ld) {
+  T poison = T(0);
   for (int64_t r = 0; r < rows; ++r, to += ld) {
     if (real != nullptr && !real[r]) {
       fill(to, ld, T(0));
-      continue;
+    } else {
+      poison += load_padded_row(v, offset + r * v.stride[2], cols, to, ld);
     }
-    load_row(v, offset + r * v.stride[2], cols, to);
-    fill(to + cols, ld - cols, T(0));
   }
-  return all_finite(to - rows * ld, rows * ld);
+  return poison == T(0);
 }
 
-// to[c][r] = from[r][c]; `to` has rows of length ld_to, zeros behind `rows`.
-template <class T>
-void transpose(const T* from, int64_t ld_from, int64_t rows, int64_t cols, T* to, int64_t ld_to) {
+// to[c][r] = row_of(r)[c]; `to` has rows of length ld_to, zeros behind `rows`.
+template <class T, class RowOf>
+SINKHORN_INLINE void transpose_rows(const RowOf& row_of, int64_t rows, int64_t cols, T* to,
+                                    int64_t ld_to) {
   typedef T Quad __attribute__((vector_size(4 * sizeof(T))));
   int64_t r = 0;
   for (; r + 4 <= rows; r += 4) {
     int64_t c = 0;
     for (; c + 4 <= cols; c += 4) {
       Quad a, b, d, e;
-      const T* p = from + r * ld_from + c;
-      memcpy(&a, p, sizeof(a));
-      memcpy(&b, p + ld_from, sizeof(b));
-      memcpy(&d, p + 2 * ld_from, sizeof(d));
-      memcpy(&e, p + 3 * ld_from, sizeof(e));
+      memcpy(&a, row_of(r) + c, sizeof(a));
+      memcpy(&b, row_of(r + 1) + c, sizeof(b));
+      memcpy(&d, row_of(r + 2) + c, sizeof(d));
+      memcpy(&e, row_of(r + 3) + c, sizeof(e));
       const Quad ab_low = __builtin_shufflevector(a, b, 0, 4, 1, 5);
       const Quad ab_high = __builtin_shufflevector(a, b, 2, 6, 3, 7);
       const Quad de_low = __builtin_shufflevector(d, e, 0, 4, 1, 5);
@@ -179,13 +204,17 @@ void transpose(const T* from, int64_t ld_from, int64_t rows, int64_t cols, T* to
       for (int q = 0; q < 4; ++q) memcpy(to + (c + q) * ld_to + r, &out[q], sizeof(Quad));
     }
     for (; c < cols; ++c) {
-      for (int64_t q = 0; q < 4; ++q) to[c * ld_to + r + q] = from[(r + q) * ld_from + c];
+      for (int64_t q = 0; q < 4; ++q) to[c * ld_to + r + q] = row_of(r + q)[c];
     }
   }
   for (int64_t c = 0; c < cols; ++c) {
-    for (int64_t q = r; q < rows; ++q) to[c * ld_to + q] = from[q * ld_from + c];
+    for (int64_t q = r; q < rows; ++q) to[c * ld_to + q] = row_of(q)[c];
     for (int64_t q = rows; q < ld_to; ++q) to[c * ld_to + q] = T(0);
   }
+}
+template <class T>
+void transpose(const T* from, int64_t ld_from, int64_t rows, int64_t cols, T* to, int64_t ld_to) {
+  transpose_rows<T>([=](int64_t r) { return from + r * ld_from; }, rows, cols, to, ld_to);
 }
 
 }  // namespace sinkhorn::cpu::SINKHORN_ISA

@@ -6,6 +6,8 @@
 //
 // The queries of block i look at sorted block i and at blocks i - window .. i + window (up to i
 // when causal). So S = b * (2 + 2 * window) positions, whatever L is.
+#include <torch/csrc/autograd/custom_function.h>
+
 #include <algorithm>
 #include <cmath>
 #include <vector>
@@ -37,19 +39,43 @@ Source source_of(const Tensor& key, const Tensor& value, const OptionalTensor& m
 // [B, H, N, b] -> [B, H, N, 1, b]: flags and weights stand beside the scores.
 Tensor beside_scores(const Tensor& x) { return x.unsqueeze(3); }
 
-// weight [B, H, rows, b]. Both of its sums come from one matrix product, of R [B, H, rows, N] with
-// m and a column of ones, so that they are equal to the bit where every source is real.
-Tensor share_of_real(const Tensor& relaxed, const Tensor& real) {
-  const int64_t batch = relaxed.size(0), heads = relaxed.size(1), rows = relaxed.size(2);
-  const int64_t blocks = real.size(1), block = real.size(2);
-  const Tensor columns = at::constant_pad_nd(real.to(relaxed.scalar_type()), {0, 1}, 1.0);
-  const Tensor sums = at::matmul(relaxed.reshape({batch, heads * rows, blocks}),
-                                 columns.expand({batch, blocks, block + 1}))
-                          .reshape({batch, heads, rows, block + 1});
-  const Tensor total = sums.narrow(3, block, 1);
-  const Tensor nonzero = total != 0;
-  return keep(nonzero, sums.narrow(3, 0, block) / keep(nonzero, total, 1.0));
-}
+// weight [B, H, rows, b] of R [B, H, rows, N], 0 outside allowed, and m [B|1, N, b].
+//
+// Both sums come from one matrix product, of R with m and a column of ones, so that they are equal
+// to the bit where every source is real. Backward uses d weight[i, p] / d R[i, j] in the form
+// ((1 - weight[i, p]) - (1 - m[j, p])) / r[i], of which both terms are exactly 0 there: the
+// difference of the sums would leave rounding errors of the size of the gradient of the weights.
+class ShareOfReal : public torch::autograd::Function<ShareOfReal> {
+ public:
+  static Tensor forward(torch::autograd::AutogradContext* context, const Tensor& relaxed,
+                        const Tensor& real) {
+    const int64_t block = real.size(2);
+    const Tensor columns = at::constant_pad_nd(real.to(relaxed.scalar_type()), {0, 1}, 1.0);
+    const Tensor sums = multiply(relaxed, columns);  // [B, H, rows, b + 1]
+    const Tensor total = sums.narrow(3, block, 1);   // r
+    const Tensor nonzero = total != 0;
+    const Tensor divisor = keep(nonzero, total, 1.0);
+    const Tensor weight = keep(nonzero, sums.narrow(3, 0, block) / divisor);
+    context->save_for_backward({real, nonzero, divisor, weight});
+    return weight;
+  }
+
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list grads) {
+    const auto saved = context->get_saved_variables();
+    const Tensor &real = saved[0], &nonzero = saved[1], &divisor = saved[2], &weight = saved[3];
+    const Tensor grad = keep(nonzero, grads[0]) / divisor;
+    const Tensor missing = real.logical_not().to(grad.scalar_type()).transpose(1, 2);
+    return {(grad * (1 - weight)).sum(3, /*keepdim=*/true) - multiply(grad, missing), Tensor()};
+  }
+
+ private:
+  // All heads by one matrix: x [B, H, R, K], y [B|1, K, C] -> [B, H, R, C].
+  static Tensor multiply(const Tensor& x, const Tensor& y) {
+    return at::matmul(x.flatten(1, 2), y.expand({x.size(0), y.size(1), y.size(2)}))
+        .unflatten(1, {x.size(1), x.size(2)});
+  }
+};
 
 // The sorted positions of destination blocks 0 .. rows-1. sort [B, H, N, N].
 Positions sorted_positions(const Source& source, const Tensor& sort, Causal causal, int64_t window,
@@ -76,7 +102,7 @@ Positions sorted_positions(const Source& source, const Tensor& sort, Causal caus
   Positions p;
   p.key = gather(k);
   p.value = gather(source.value.x);
-  p.weight = beside_scores(share_of_real(relaxed, source.real));
+  p.weight = beside_scores(ShareOfReal::apply(relaxed, source.real));
   p.seen = beside_scores(any_source(source.real).unsqueeze(1));
   if (causal == Causal::kInclusive) p.order = p.seen.new_ones({block, block}).tril();
   p.bad_key = beside_scores(any_source(source.key.bad));

@@ -48,11 +48,11 @@ class RunningLogSumExp : public torch::autograd::Function<RunningLogSumExp> {
   }
 };
 
-// C of one iteration. x [B, H, N, N] -> [B, H, N or 1, N]
-Tensor column_terms(const Tensor& x, Columns columns) {
-  if (columns == Columns::kFull) return at::logsumexp(x, 2, /*keepdim=*/true);
-  if (columns == Columns::kPrefix) return RunningLogSumExp::apply(x);
-  return running_sum(shift_down(x.exp(), 2), 2).log1p();
+// X - C of one iteration. x [B, H, N, N]
+Tensor normalise_columns(const Tensor& x, Columns columns) {
+  if (columns == Columns::kFull) return at::log_softmax(x, 2);
+  if (columns == Columns::kPrefix) return x - RunningLogSumExp::apply(x);
+  return x - running_sum(shift_down(x.exp(), 2), 2).log1p();
 }
 
 }  // namespace
@@ -68,14 +68,13 @@ at::Tensor balance(const at::Tensor& logits, int64_t iterations, double temperat
   Tensor x = logits.to(ops::compute_type(logits.scalar_type()));
   if (noise) x = x + noise->detach().to(x.scalar_type());
   x = keep(allowed, x / temperature, kNothing);
-  const auto subtract = [&](const Tensor& terms) { x = keep(allowed, x - terms, kNothing); };
-  const auto normalise_rows = [&] { subtract(at::logsumexp(x, 3, /*keepdim=*/true)); };
-  if (iterations > 0) normalise_rows();
+  const auto select = [&](const Tensor& next) { x = keep(allowed, next, kNothing); };
+  if (iterations > 0) select(at::log_softmax(x, 3));
   // Without column terms a second normalisation would find rows that sum to 1.
   const int64_t rounds = kind == Columns::kNone ? 0 : iterations;
   for (int64_t round = 0; round < rounds; ++round) {
-    subtract(column_terms(x, kind));
-    normalise_rows();
+    select(normalise_columns(x, kind));
+    select(at::log_softmax(x, 3));
   }
   return x.exp();
 }

@@ -112,12 +112,13 @@ Tensor attend(const Queries& queries, const Positions& p, const Dropout& dropout
   } else {
     term = term.exp();
   }
-  Tensor total = keep(live, term.sum(4, /*keepdim=*/true), 1.0);
-  if (dropout.probability > 0.0) {
-    term = keep(draw_kept(score, dropout, stream), term);
-    total = total * (1.0 - dropout.probability);
-  }
-  return keep(live, mark_bad(at::matmul(term, p.value) / total, p));
+  // Divided before the product with the values: where a query sees one position only, the gradient
+  // of its score is then exactly 0.
+  Tensor share = term / keep(live, term.sum(4, /*keepdim=*/true), 1.0);
+  if (dropout.probability > 0.0) share = keep(draw_kept(score, dropout, stream), share);
+  Tensor out = at::matmul(share, p.value);
+  if (dropout.probability > 0.0) out = out * (1.0 / (1.0 - dropout.probability));
+  return keep(live, mark_bad(out, p));
 }
 
 }  // namespace sinkhorn::composite

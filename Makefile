@@ -1,0 +1,83 @@
+# Everything is one command away; `make help` lists them. tools/setup finds or installs what is
+# missing, cmake does the rest. WERROR=1 turns warnings into errors, PREFIX sets where to install,
+# CUDA=OFF leaves a CUDA toolkit alone.
+PREFIX ?= $(CURDIR)/install
+WERROR ?= 0
+CUDA ?= AUTO
+JOBS ?= $(shell nproc)
+
+-include build/tools.mk
+
+configure = $(CMAKE) --preset $(1) --log-level=WARNING -DCMAKE_MAKE_PROGRAM=$(NINJA) \
+  -DSINKHORN_PYTHON=$(PYTHON) -DSINKHORN_WERROR=$(WERROR) $(2)
+run_tests = $(CMAKE) -E chdir build/$(1) $(dir $(CMAKE))ctest --output-on-failure
+
+.PHONY: help setup build test cpu-build sanitize bench format install clean
+
+help:
+	@echo "make test      set up, build, and run every test this machine can run"
+	@echo "make build     set up and build build/release/libsinkhorn.so"
+	@echo "make bench     measure the operators beside their peers, on this machine"
+	@echo "make sanitize  the kernels' tests under Address-, UB- and ThreadSanitizer"
+	@echo "make cpu-build build without using a CUDA toolkit, into build/cpu"
+	@echo "make install   install to PREFIX=$(PREFIX)"
+	@echo "make format    format the C++ sources"
+	@echo "make clean     remove build output (not .venv)"
+
+# Re-reads build/tools.mk, which setup writes, in a second make.
+setup:
+	@tools/setup
+
+build: setup
+	@$(MAKE) --no-print-directory .build
+
+test: setup
+	@$(MAKE) --no-print-directory .test
+
+cpu-build: setup
+	@$(MAKE) --no-print-directory .cpu-build
+
+sanitize: setup
+	@$(MAKE) --no-print-directory .sanitize
+
+bench: setup
+	@$(MAKE) --no-print-directory .bench
+
+install: setup
+	@$(MAKE) --no-print-directory .install
+
+format: setup
+	@$(MAKE) --no-print-directory .format
+
+clean:
+	rm -rf build install
+
+.PHONY: .build .test .cpu-build .sanitize .bench .install .format
+.build:
+	@$(call configure,release,-DSINKHORN_CUDA=$(CUDA))
+	@$(CMAKE) --build build/release -j $(JOBS)
+
+.test: .build
+	@$(call run_tests,release)
+
+.cpu-build:
+	@$(call configure,cpu)
+	@$(CMAKE) --build build/cpu -j $(JOBS) --target sinkhorn
+
+.sanitize:
+	@$(call configure,asan)
+	@$(CMAKE) --build build/asan -j $(JOBS)
+	@$(call run_tests,asan)
+	@$(call configure,tsan)
+	@$(CMAKE) --build build/tsan -j $(JOBS)
+	@$(call run_tests,tsan)
+
+.bench: .build
+	@$(PYTHON) bench/run.py
+
+.install: .build
+	@$(CMAKE) --install build/release --prefix $(PREFIX)
+
+.format:
+	@formatter=$$(command -v $(dir $(PYTHON))clang-format || command -v clang-format) && \
+	git ls-files '*.h' '*.cpp' | xargs $$formatter -i

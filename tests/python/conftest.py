@@ -1,0 +1,47 @@
+"""Loads the two libraries once, and gives every test the same seed and thread count."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parents[1] / "python")]
+
+import support  # noqa: E402  (found through the path set above)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers", "each_form: run again for every form of the CPU kernels by test_cpu_forms.py"
+    )
+    # What tests start in a process of their own must find the same build.
+    os.environ["SINKHORN_BUILD_DIR"] = str(support.BUILD)
+    support.load_libraries()
+
+
+@pytest.fixture(autouse=True)
+def seeded_and_single_threaded():
+    """A test sees neither the random state nor the thread count of the one before it. One thread,
+    since most calls are tiny; test_determinism.py shows that the count changes no bit."""
+    torch.manual_seed(20200226)
+    torch.set_num_threads(1)
+    yield
+
+
+@pytest.fixture
+def two_threads(seeded_and_single_threaded):
+    torch.set_num_threads(2)
+
+
+@pytest.fixture
+def poisoned_memory():
+    """Fills every freshly allocated tensor with NaN, so that an element nobody wrote shows."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    yield
+    torch.use_deterministic_algorithms(False)
