@@ -4,8 +4,8 @@ no worse than plain eager code of the same type by the factors of docs/numerics.
 A ratio of two errors needs enough of them: tensors of a few numbers (`sort` of one block) are drawn
 again with other seeds. It also says nothing where eager is exact by luck, so a floor of a few 1e-8
 of the call's largest tensor is added. Cases marked degenerate have a softmax over one or two keys,
-whose gradient is 0 on paper and in eager code; their floor is one rounding of the storage type,
-the one that SPEC section 2 grants to R and the sorted blocks.
+whose gradient is 0 on paper and in eager code; their floor is a few float32 roundings or, in half
+types, the one rounding that SPEC section 2 grants to R and the sorted blocks.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import torch
 import cases
 from cases import Attention, Balance, Pool, Sortcut
 from support import HALF_TYPES, arithmetic_type, assert_near, call, cast, devices, rms, rms_error
-from support import randn, value_and_grads
+from support import present, randn, value_and_grads
 
 FLOAT64_TOLERANCE = 1e-11
-FLOOR = 3e-8
-ENOUGH_NUMBERS, MOST_DRAWS = 200, 6
+FLOOR, DEGENERATE_FLOOR = 3e-8, 5e-7
+ENOUGH_NUMBERS = 100
 FACTORS = {  # output, gradients
     torch.float32: (1.5, 2.0),
     torch.bfloat16: (2.0, 3.0),
@@ -41,16 +41,21 @@ def errors_and_scale(case, inputs, dtype: torch.dtype) -> dict[str, tuple[float,
             for name, x in truth.items()}
 
 
+def half_rounding(dtype: torch.dtype) -> float:
+    return torch.finfo(dtype).eps / 2 if dtype in HALF_TYPES else 0.0
+
+
 def assert_as_good_as_eager(case, dtype: torch.dtype, device: str, **more) -> None:
     draws = []
     numbers = 0
-    while numbers < ENOUGH_NUMBERS and len(draws) < MOST_DRAWS:
+    most = 6 if cases.cost(case) < 8_000_000 else 2
+    while numbers < ENOUGH_NUMBERS and len(draws) < most:
         inputs = case.inputs(dtype, device, seed=100 * len(draws), **more)
-        numbers += min(x.numel() for x in inputs.values() if x is not None)
+        numbers += min(inputs[name].numel() for name in present(case, inputs))
         draws.append(errors_and_scale(case, inputs, dtype))
     pooled = {name: [(sum(draw[name][k] for draw in draws) / len(draws)) ** 0.5 for k in range(3)]
               for name in draws[0]}
-    floor = torch.finfo(dtype).eps / 2 if case.degenerate else FLOOR
+    floor = max(DEGENERATE_FLOOR, half_rounding(dtype)) if case.degenerate else FLOOR
     floor *= max(size for _, _, size in pooled.values())
     for name, (error, eager_error, _) in pooled.items():
         bound = FACTORS[dtype][name != "output"] * eager_error + floor
@@ -69,13 +74,14 @@ def test_float64_equals_the_reference_to_rounding(case, device):
 
 @on_devices
 @pytest.mark.parametrize("case", cases.params(cases.VALUES))
-def test_float32_error_is_at_most_1_5x_that_of_eager_float32_and_gradients_2x(case, device, two_threads):
+def test_float32_error_is_at_most_1_5x_that_of_eager_float32_and_gradients_2x(
+        case, device, two_threads):
     assert_as_good_as_eager(case, torch.float32, device)
 
 
 @on_devices
 @pytest.mark.parametrize("dtype", HALF_TYPES, ids=str)
-@pytest.mark.parametrize("case", cases.params(cases.VALUES[::2]))
+@pytest.mark.parametrize("case", cases.params(cases.VALUES[::3]))
 def test_half_error_is_at_most_2x_that_of_eager_half_and_gradients_3x(case, dtype, device):
     assert_as_good_as_eager(case, dtype, device)
 
