@@ -1,5 +1,7 @@
 #include "ops/common.h"
 
+#include <sys/mman.h>
+
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Parallel.h>
 #include <ATen/ops/zeros.h>
@@ -172,6 +174,14 @@ MaskBytes::MaskBytes(const OptionalTensor& mask) {
 }
 const uint8_t* MaskBytes::data() const {
   return mask_.defined() ? static_cast<const uint8_t*>(mask_.const_data_ptr()) : nullptr;
+}
+
+void prefer_large_pages(const Tensor& x) {
+  constexpr uintptr_t kPage = uintptr_t{1} << 21;
+  const uintptr_t first = reinterpret_cast<uintptr_t>(x.data_ptr());
+  const uintptr_t begin = (first + kPage - 1) / kPage * kPage, end = (first + x.nbytes()) / kPage * kPage;
+  // Only advice: a system that has none of them keeps its small pages.
+  if (begin < end) (void)madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
 }
 
 Executor executor() {

@@ -34,11 +34,6 @@ def seeded_and_single_threaded():
 
 
 @pytest.fixture
-def two_threads(seeded_and_single_threaded):
-    torch.set_num_threads(2)
-
-
-@pytest.fixture
 def poisoned_memory():
     """Fills every freshly allocated tensor with NaN, so that an element nobody wrote shows."""
     torch.use_deterministic_algorithms(True, warn_only=True)

@@ -74,9 +74,9 @@ def make_mask(kind: str, batch: int, length: int, block: int, seed: int = 0) -> 
     return mask
 
 
-def live_blocks(mask: Tensor, block: int, blocks: int | None = None) -> Tensor:
+def live_blocks(mask: Tensor, block: int) -> Tensor:
     """[B, L] -> [B, N]: the block has a real token."""
-    n = blocks or num_blocks(mask.shape[1], block)
+    n = num_blocks(mask.shape[1], block)
     return F.pad(mask, (0, n * block - mask.shape[1])).unflatten(1, (n, block)).any(-1)
 
 
@@ -183,11 +183,12 @@ def layer(x: Tensor, mask: Tensor | None, weights: dict[str, Tensor], heads: int
           combine: str = "concat") -> Tensor:
     """pool -> linear -> balance -> attention, the operators composed as the module does it."""
     ops = torch.ops.sinkhorn
+    live = None
     if mask is not None:
         x = torch.where(mask[..., None], x, 0.0)
+        live = ops.pool(mask[..., None].float(), block, "sum", False).squeeze(-1) > 0  # [B, N]
     pooled = ops.pool(x, block, pooling, causal != "none", mask)  # [B, N, E]
     n = pooled.shape[1]
-    live = None if mask is None else live_blocks(mask, block, n)
     # bmm: a plain matmul folds B and N into one size, and torch.export stumbles over that.
     logits = torch.bmm(pooled, weights["sort"].expand(x.shape[0], -1, -1))
     logits = logits.unflatten(-1, (heads, -1))[..., :n].transpose(1, 2)  # [B, H, N, N]

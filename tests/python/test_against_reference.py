@@ -36,7 +36,9 @@ def errors_and_scale(case, inputs, dtype: torch.dtype) -> dict[str, tuple[float,
     grad_output = randn(*shape, seed=909, dtype=torch.float32 if case.op == "balance" else dtype)
     truth = value_and_grads("sinkhorn_reference", case, cast(inputs, torch.float64), grad_output)
     eager = value_and_grads("sinkhorn_reference", case, cast(inputs, dtype), grad_output)
+    torch.set_num_threads(2)  # the reference has no use for a second thread, the operators do
     ours = value_and_grads("sinkhorn", case, inputs, grad_output)
+    torch.set_num_threads(1)
     return {name: (rms_error(ours[name], x) ** 2, rms_error(eager[name], x) ** 2, rms(x) ** 2)
             for name, x in truth.items()}
 
@@ -74,8 +76,7 @@ def test_float64_equals_the_reference_to_rounding(case, device):
 
 @on_devices
 @pytest.mark.parametrize("case", cases.params(cases.VALUES))
-def test_float32_error_is_at_most_1_5x_that_of_eager_float32_and_gradients_2x(
-        case, device, two_threads):
+def test_float32_error_is_at_most_1_5x_that_of_eager_float32_and_gradients_2x(case, device):
     assert_as_good_as_eager(case, torch.float32, device)
 
 

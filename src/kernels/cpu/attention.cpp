@@ -1,7 +1,8 @@
 // Block attention: each query block against the block sorted into its place, the window's blocks
 // and itself. The equations are in attention_tile.h and sort.cpp.
 //
-// Forward: the sort, then tasks (head, block, query tile). Backward: tasks (head, block) write dQ,
+// Heads go in groups that fit the cache. Forward: the sort, then tasks (head, block, query tile).
+// Backward: tasks (head, block) write dQ,
 // the gradients of the sorted copies, and add to dK, dV of the window's blocks. Blocks whose windows
 // touch the same keys run in different rounds, so nothing is added to by two tasks at once and the
 // order of every sum is fixed. Then the gradient passes through the sort.
@@ -16,7 +17,14 @@ namespace {
 template <class T>
 class BlockRuns {
  public:
-  BlockRuns(const AttentionHead<T>& head, int64_t i) : h_(head), s_(head.p.sort), i_(i) {}
+  BlockRuns(const AttentionHead<T>& head, int64_t i) : h_(head), s_(head.p.sort), i_(i) {
+    const int64_t own = tokens(i);
+    once_ = own <= kQueryTile && s_.block <= kKeyTile &&
+            (own == s_.block || s_.causal == Causal::kNone);
+  }
+
+  // Whether one pair of tiles covers a run, so that backward may write gradients instead of adding.
+  bool once() const { return once_; }
 
   int64_t tokens(int64_t block) const { return min_of(s_.block, s_.length - block * s_.block); }
   int64_t first_block() const { return max_of<int64_t>(0, i_ - s_.window); }
@@ -39,6 +47,7 @@ class BlockRuns {
 
   KeyRun<T> sorted() const {
     KeyRun<T> run = h_.sorted_run(i_);
+    run.fresh = once_;
     if (h_.p.combine == Combine::kLogits) {
       run.add_own = true;
       run.own = s_.key;
@@ -59,6 +68,7 @@ class BlockRuns {
     run.length = tokens(k);
     run.real = h_.key_real(token);
     run.triangular = s_.causal != Causal::kNone && k == i_;
+    run.fresh = once_ && s_.window == 0;
     run.slot = h_.dropout_block() * (1 + k - (i_ - s_.window));
     if (s_.grad_key != nullptr) {
       const int64_t at = (h_.index() * s_.length + token) * s_.width;
@@ -72,6 +82,7 @@ class BlockRuns {
   const AttentionHead<T>& h_;
   const SortParams& s_;
   int64_t i_;
+  bool once_;
 };
 
 template <class T>
@@ -87,17 +98,20 @@ void backward_block(const AttentionHead<T>& h, int64_t i, T* scratch) {
   const AttentionParams& p = h.p;
   const SortParams& s = p.sort;
   const BlockRuns<T> runs(h, i);
-  const int64_t tokens = runs.tokens(i), numbers = s.block * s.width;
+  const int64_t tokens = runs.tokens(i);
   const KeyRun<T> own = runs.local(i);
-  if (s.window == 0) {  // nobody else adds to this block
+  const bool logits = h.sorts() && p.combine == Combine::kLogits;
+  if (s.window == 0 && (logits || !runs.once())) {  // nobody else adds to this block
     fill(own.grad_key, tokens * s.width, T(0));
     fill(own.grad_value, tokens * s.width, T(0));
   }
   if (h.sorts()) {
     const KeyRun<T> sorted = runs.sorted();
-    fill(sorted.grad_key, numbers, T(0));
-    fill(sorted.grad_value, numbers, T(0));
     fill(sorted.grad_weight, s.block, T(0));
+    if (sorted.length == 0 || !runs.once()) {
+      fill(sorted.grad_key, s.block * s.width, T(0));
+      fill(sorted.grad_value, s.block * s.width, T(0));
+    }
   }
   const TileBuffers<T> buffers(s.width, scratch);
   AttentionTile<T> tile(buffers, static_cast<T>(p.scale), p.dropout);
@@ -107,61 +121,71 @@ void backward_block(const AttentionHead<T>& h, int64_t i, T* scratch) {
     attention_bwd_tile(h, buffers, tile, token, rows,
                        [&](int64_t term, const auto& f) { runs.visit(term, f); });
   }
-  if (h.sorts() && p.combine == Combine::kLogits) {  // the sum K' + K passes its gradient to both
+  if (logits) {  // the sum K' + K passes its gradient to both
     memcpy(own.grad_key, runs.sorted().grad_key,
            sizeof(T) * static_cast<size_t>(tokens * s.width));
   }
 }
 
 template <class T>
-void run_fwd(const AttentionParams& p, const Executor& executor) {
-  const SortParams& s = p.sort;
-  if (s.sort.data != nullptr) {
-    const BlockFlags flags(s.batch, s.length, s.block, s.real);
-    sort_fwd<T>(s, flags, executor);
-  }
-  const int64_t tiles = (s.block + kQueryTile - 1) / kQueryTile;
-  for_each_task<T>(
-      executor, s.batch * s.heads * s.blocks * tiles, TileBuffers<T>::count(s.width),
-      [&](int64_t task, T* scratch) {
-        const int64_t i = task / tiles % s.blocks, offset = task % tiles * kQueryTile;
-        const AttentionHead<T> h(p, task / tiles / s.blocks);
-        const BlockRuns<T> runs(h, i);
-        const int64_t rows = min_of(kQueryTile, runs.tokens(i) - offset);
-        if (rows <= 0) return;
-        const TileBuffers<T> buffers(s.width, scratch);
-        AttentionTile<T> tile(buffers, static_cast<T>(p.scale), p.dropout);
-        begin_tile(h, tile, i * s.block + offset, offset, rows);
-        attention_fwd_tile(h, buffers, tile, i * s.block + offset, rows,
-                           [&](int64_t term, const auto& f) { runs.visit(term, f); });
-      });
+void forward_tile(const AttentionHead<T>& h, int64_t i, int64_t offset, T* scratch) {
+  const SortParams& s = h.p.sort;
+  const BlockRuns<T> runs(h, i);
+  const int64_t rows = min_of(kQueryTile, runs.tokens(i) - offset), token = i * s.block + offset;
+  if (rows <= 0) return;
+  const TileBuffers<T> buffers(s.width, scratch);
+  AttentionTile<T> tile(buffers, static_cast<T>(h.p.scale), h.p.dropout);
+  begin_tile(h, tile, token, offset, rows);
+  attention_fwd_tile(h, buffers, tile, token, rows,
+                     [&](int64_t term, const auto& f) { runs.visit(term, f); });
 }
 
 template <class T>
-void run_bwd(const AttentionParams& p, const Executor& executor) {
+void run_fwd(const AttentionParams& p, const Executor& executor) {
   const SortParams& s = p.sort;
-  const int64_t heads = s.batch * s.heads;
+  const BlockFlags flags(s.batch, s.length, s.block, s.real);
+  const int64_t tiles = (s.block + kQueryTile - 1) / kQueryTile, per_head = s.blocks * tiles;
+  for_each_head_group<T>(s, [&](HeadRange heads) {
+    if (s.sort.data != nullptr) sort_fwd<T>(s, flags, heads, executor);
+    for_each_task<T>(executor, heads.count() * per_head, TileBuffers<T>::count(s.width),
+                     [&](int64_t task, T* scratch) {
+                       const AttentionHead<T> h(p, heads.begin + task / per_head);
+                       forward_tile(h, task % per_head / tiles, task % tiles * kQueryTile, scratch);
+                     });
+  });
+}
+
+// Rounds of blocks that add to different keys; see the top of the file.
+template <class T>
+void backward_blocks(const AttentionParams& p, HeadRange heads, const Executor& executor) {
+  const SortParams& s = p.sort;
   if (s.window > 0) {
-    for_each_task<T>(executor, heads, 0, [&](int64_t index, T*) {
-      const int64_t numbers = s.length * s.width;
-      fill(static_cast<T*>(s.grad_key) + index * numbers, numbers, T(0));
-      fill(static_cast<T*>(s.grad_value) + index * numbers, numbers, T(0));
+    for_each_task<T>(executor, heads.count(), 0, [&](int64_t task, T*) {
+      const int64_t numbers = s.length * s.width, at = (heads.begin + task) * numbers;
+      fill(static_cast<T*>(s.grad_key) + at, numbers, T(0));
+      fill(static_cast<T*>(s.grad_value) + at, numbers, T(0));
     });
   }
   const int64_t reach = s.causal == Causal::kNone ? 2 * s.window + 1 : s.window + 1;
   const int64_t rounds = min_of(reach, s.blocks);
   for (int64_t round = 0; round < rounds; ++round) {
     const int64_t blocks = (s.blocks - round + rounds - 1) / rounds;
-    for_each_task<T>(executor, heads * blocks, TileBuffers<T>::count(s.width),
+    for_each_task<T>(executor, heads.count() * blocks, TileBuffers<T>::count(s.width),
                      [&](int64_t task, T* scratch) {
-                       const AttentionHead<T> h(p, task / blocks);
+                       const AttentionHead<T> h(p, heads.begin + task / blocks);
                        backward_block(h, task % blocks * rounds + round, scratch);
                      });
   }
-  if (s.sort.data != nullptr) {
-    const BlockFlags flags(s.batch, s.length, s.block, s.real);
-    sort_bwd<T>(s, flags, executor);
-  }
+}
+
+template <class T>
+void run_bwd(const AttentionParams& p, const Executor& executor) {
+  const SortParams& s = p.sort;
+  const BlockFlags flags(s.batch, s.length, s.block, s.real);
+  for_each_head_group<T>(s, [&](HeadRange heads) {
+    backward_blocks<T>(p, heads, executor);
+    if (s.sort.data != nullptr) sort_bwd<T>(s, flags, heads, executor);
+  });
   clear_masked_gradients<T>(p, executor);
 }
 

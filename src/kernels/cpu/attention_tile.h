@@ -38,7 +38,9 @@ struct KeyRun {
   View own;
   int64_t own_offset = 0, own_length = 0;
   const uint8_t* own_real = nullptr;
-  // Backward: where gradients are added, rows of D; grad_weight may be null.
+  // Backward: where gradients are added, rows of D, or written if this is the only visit (fresh);
+  // grad_weight may be null.
+  bool fresh = false;
   T* grad_key = nullptr;
   T* grad_value = nullptr;
   T* grad_weight = nullptr;
@@ -261,9 +263,9 @@ class AttentionTile {
     shape.col_groups([&](int64_t col, int64_t cols, int64_t row) {
       const int64_t rows = shape.rows - row, at = row * kKeyTile + col, to = (p + col) * b_.width;
       gemm<T>(cols, b_.width, rows, {b_.s + at, 1, kKeyTile, b_.dout + row * b_.ld, b_.ld,
-                                     run.grad_value + to, b_.width, true});
+                                     run.grad_value + to, b_.width, !run.fresh});
       gemm<T>(cols, b_.width, rows, {b_.dp + at, 1, kKeyTile, b_.q + row * b_.ld, b_.ld,
-                                     run.grad_key + to, b_.width, true});
+                                     run.grad_key + to, b_.width, !run.fresh});
     });
     shape.row_groups([&](int64_t row, int64_t rows, int64_t cols) {
       gemm<T>(rows, b_.ld, cols, {b_.dp + row * kKeyTile, kKeyTile, 1, b_.k, b_.ld,

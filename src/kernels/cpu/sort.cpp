@@ -4,8 +4,8 @@
 //   weight[i, p] = (sum over allowed j of R[i, j] m[j, p]) / r[i],  -1 where nothing is visible.
 //
 // As a matrix product: R [rows, N] times the blocks [N, b * D]. Tasks are (head, slice of the b * D
-// columns). The weights are the same product with m for the blocks and one more column of ones, so
-// that numerator and r are summed in the same order and a weight over full blocks is exactly 1.
+// columns). Numerator and r of a weight are summed in the same order, so that a weight over full
+// blocks is exactly 1.
 //
 // Backward, with G = dK', G' = dV' and g = dweight / r:
 //   dR[i, j] = sum_p m[j, p] (G[i, p].K[j, p] + G'[i, p].V[j, p] + g[i, p]) - sum_p g[i, p] weight[i, p]
@@ -286,32 +286,36 @@ void sort_weights(const Head<T>& h, T* scratch) {
 }  // namespace
 
 template <class T>
-void sort_fwd(const SortParams& p, const BlockFlags& flags, const Executor& executor) {
+void sort_fwd(const SortParams& p, const BlockFlags& flags, HeadRange heads,
+              const Executor& executor) {
   const int64_t step = slice_positions(p, kColumns), slices = (p.block + step - 1) / step;
   const int64_t buffer = max_of(kDepth, step * p.width);
   for_each_task<T>(
-      executor, p.batch * p.heads * slices * 2, product_scratch<T>(step * p.width) + buffer,
+      executor, heads.count() * slices * 2, product_scratch<T>(step * p.width) + buffer,
       [&](int64_t task, T* scratch) {
-        const int64_t slice = task / 2 % slices, index = task / 2 / slices;
+        const int64_t slice = task / 2 % slices, index = heads.begin + task / 2 / slices;
         const Head<T> h{p, flags, index / p.heads, index % p.heads};
         const int64_t first = slice * step;
         T* to = static_cast<T*>(task % 2 == 0 ? p.sorted_key : p.sorted_value);
         sort_slice(h, task % 2 == 0 ? p.key : p.value, to, first, min_of(step, p.block - first),
                    scratch);
       });
-  for_each_task<T>(executor, p.batch * p.heads, p.blocks + 2 * p.block + 64, [&](int64_t index, T* scratch) {
+  const int64_t wanted = p.blocks + 2 * p.block + 64;
+  for_each_task<T>(executor, heads.count(), wanted, [&](int64_t task, T* scratch) {
+    const int64_t index = heads.begin + task;
     sort_weights(Head<T>{p, flags, index / p.heads, index % p.heads}, scratch);
   });
 }
 
 template <class T>
-void sort_bwd(const SortParams& p, const BlockFlags& flags, const Executor& executor) {
+void sort_bwd(const SortParams& p, const BlockFlags& flags, HeadRange heads,
+              const Executor& executor) {
   const int64_t step = slice_positions(p, kColumns), slices = (p.block + step - 1) / step;
   const int64_t buffer = max_of(kDepth, step * p.width);
   for_each_task<T>(
-      executor, p.batch * p.heads * slices * 2, product_scratch<T>(step * p.width) + buffer,
+      executor, heads.count() * slices * 2, product_scratch<T>(step * p.width) + buffer,
       [&](int64_t task, T* scratch) {
-        const int64_t slice = task / 2 % slices, index = task / 2 / slices;
+        const int64_t slice = task / 2 % slices, index = heads.begin + task / 2 / slices;
         const Head<T> h{p, flags, index / p.heads, index % p.heads};
         const int64_t first = slice * step;
         const bool key = task % 2 == 0;
@@ -321,8 +325,8 @@ void sort_bwd(const SortParams& p, const BlockFlags& flags, const Executor& exec
       });
   const int64_t row_tasks = (p.rows + kRowsPerTask - 1) / kRowsPerTask;
   const int64_t wanted = 2 * kPanel<T> * slice_positions(p, kRowDepth) * p.width;
-  for_each_task<T>(executor, p.batch * p.heads * row_tasks, wanted, [&](int64_t task, T* scratch) {
-    const int64_t index = task / row_tasks, i0 = task % row_tasks * kRowsPerTask;
+  for_each_task<T>(executor, heads.count() * row_tasks, wanted, [&](int64_t task, T* scratch) {
+    const int64_t index = heads.begin + task / row_tasks, i0 = task % row_tasks * kRowsPerTask;
     const Head<T> h{p, flags, index / p.heads, index % p.heads};
     const int64_t count = min_of(kRowsPerTask, p.rows - i0);
     grad_sort_rows(h, i0, count, scratch);
@@ -330,9 +334,9 @@ void sort_bwd(const SortParams& p, const BlockFlags& flags, const Executor& exec
   });
 }
 
-template void sort_fwd<float>(const SortParams&, const BlockFlags&, const Executor&);
-template void sort_fwd<double>(const SortParams&, const BlockFlags&, const Executor&);
-template void sort_bwd<float>(const SortParams&, const BlockFlags&, const Executor&);
-template void sort_bwd<double>(const SortParams&, const BlockFlags&, const Executor&);
+template void sort_fwd<float>(const SortParams&, const BlockFlags&, HeadRange, const Executor&);
+template void sort_fwd<double>(const SortParams&, const BlockFlags&, HeadRange, const Executor&);
+template void sort_bwd<float>(const SortParams&, const BlockFlags&, HeadRange, const Executor&);
+template void sort_bwd<double>(const SortParams&, const BlockFlags&, HeadRange, const Executor&);
 
 }  // namespace sinkhorn::cpu::SINKHORN_ISA

@@ -44,9 +44,28 @@ SINKHORN_INLINE int64_t first_reader(Causal causal, int64_t window, int64_t j) {
   return 0;
 }
 
+// Heads [begin, end) of batch * heads.
+struct HeadRange {
+  int64_t begin, end;
+  int64_t count() const { return end - begin; }
+};
+
+// Calls f(HeadRange) for groups of heads small enough that what the sort writes is still in the cache
+// when attention reads it.
+template <class T, class F>
+void for_each_head_group(const SortParams& p, const F& f) {
+  constexpr int64_t kGroupBytes = 4 << 20;
+  const int64_t heads = p.batch * p.heads;
+  const int64_t bytes = 5 * p.length * p.width * static_cast<int64_t>(sizeof(T));
+  const int64_t group = max_of<int64_t>(1, kGroupBytes / bytes);
+  for (int64_t h = 0; h < heads; h += group) f(HeadRange{h, min_of(heads, h + group)});
+}
+
 template <class T>
-void sort_fwd(const SortParams& p, const BlockFlags& flags, const Executor& executor);
+void sort_fwd(const SortParams& p, const BlockFlags& flags, HeadRange heads,
+              const Executor& executor);
 template <class T>
-void sort_bwd(const SortParams& p, const BlockFlags& flags, const Executor& executor);
+void sort_bwd(const SortParams& p, const BlockFlags& flags, HeadRange heads,
+              const Executor& executor);
 
 }  // namespace sinkhorn::cpu::SINKHORN_ISA

@@ -31,7 +31,7 @@ template <class T>
 void run_fwd(const AttentionParams& p, const Executor& executor) {
   const SortParams& s = p.sort;
   const BlockFlags flags(s.batch, s.length, s.block, s.real);
-  sort_fwd<T>(s, flags, executor);
+  sort_fwd<T>(s, flags, {0, s.batch * s.heads}, executor);
   const int64_t tiles = (p.queries + kQueryTile - 1) / kQueryTile;
   for_each_task<T>(executor, s.batch * s.heads * tiles, TileBuffers<T>::count(s.width),
                    [&](int64_t task, T* scratch) {
@@ -119,7 +119,7 @@ void run_bwd(const AttentionParams& p, const Executor& executor) {
   });
   free_scratch(sums.memory);
   const BlockFlags flags(s.batch, s.length, s.block, s.real);
-  sort_bwd<T>(s, flags, executor);
+  sort_bwd<T>(s, flags, {0, heads}, executor);
   clear_masked_gradients<T>(p, executor);
 }
 

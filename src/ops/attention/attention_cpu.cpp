@@ -23,6 +23,7 @@ AttentionResult attention_fwd_cpu(const Tensor& query, const Tensor& key, const 
   check_attention(query, key, value, sort, block, causal, combine, window, mask, scale, dropout_p);
   AttentionResult result = allocate_attention(query, key, value, sort, block, combine);
   auto& [out, lse, sorted_key, sorted_value, weight, sorted_out, rng] = result;
+  for (const Tensor& x : {out, sorted_key, sorted_value}) prefer_large_pages(x);
   rng = draw_rng(dropout_p);
   AttentionCall call(query, key, value, sort, block, mask, scale);
   call.set_saved(out, lse, sorted_key, sorted_value, weight);

@@ -75,6 +75,9 @@ class AttentionGradients {
     s.grad_value = value_.data_ptr();
     call.p.grad_query = view_of(query_);
     call.p.grad_out = view_of(grad);
+    for (const Tensor& x : {query_, key_, value_, sort_, sorted_key_, sorted_value_}) {
+      if (x.defined()) prefer_large_pages(x);
+    }
   }
 
   std::tuple<Tensor, Tensor, Tensor, Tensor> result() const {

@@ -76,7 +76,7 @@ at::Tensor balance(const at::Tensor& logits, int64_t iterations, double temperat
     select(normalise_columns(x, kind));
     select(at::log_softmax(x, 3));
   }
-  return x.exp();
+  return x.exp().contiguous();
 }
 
 }  // namespace sinkhorn::composite

@@ -37,7 +37,7 @@ at::Tensor pool(const at::Tensor& x, int64_t block, std::string_view mode, bool 
   if (kind != PoolMode::kSum) {
     result = result / add_up(real.to(type), kind, causal).clamp_min(1);
   }
-  return result.to(x.scalar_type());
+  return result.to(x.scalar_type()).contiguous();
 }
 
 }  // namespace sinkhorn::composite

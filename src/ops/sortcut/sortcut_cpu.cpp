@@ -21,6 +21,7 @@ SortcutResult sortcut_fwd_cpu(const Tensor& query, const Tensor& key, const Tens
   check_sortcut(query, key, value, sort, block, budget, mask, scale, dropout_p);
   SortcutResult result = allocate_sortcut(query, key, value, sort, block, budget);
   auto& [out, lse, sorted_key, sorted_value, weight, rng] = result;
+  for (const Tensor& x : {out, sorted_key, sorted_value}) prefer_large_pages(x);
   rng = draw_rng(dropout_p);
   AttentionCall call(query, key, value, sort, block, mask, scale);
   call.set_saved(out, lse, sorted_key, sorted_value, weight);
