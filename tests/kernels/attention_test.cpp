@@ -175,9 +175,8 @@ Result<T> run(const Case& c, const Inputs& in, const std::vector<double>& incomi
   Result<T> result{poisoned<T>(queries), poisoned<T>(queries), poisoned<T>(keys), poisoned<T>(keys),
                    poisoned<T>(heads * n * n)};
   auto lse = poisoned<T>(heads * 2 * c.queries()), sorted_out = poisoned<T>(queries);
-  auto sk = poisoned<T>(sorted), sv = sk, gk = sk, gv = sk;
+  auto sk = poisoned<T>(sorted), sv = sk;
   auto weight = poisoned<T>(heads * c.rows() * (c.block + 1));
-  auto gw = poisoned<T>(heads * c.rows() * c.block);
   AttentionParams p{};
   SortParams& s = p.sort;
   s.batch = kBatch;
@@ -208,9 +207,6 @@ Result<T> run(const Case& c, const Inputs& in, const std::vector<double>& incomi
   p.sorted_out = sorted_out.data();
   const auto& kernels = cpu::kernels();
   (p.sortcut ? kernels.sortcut_fwd : kernels.attention_fwd)(p, threads(workers));
-  s.grad_sorted_key = gk.data();
-  s.grad_sorted_value = gv.data();
-  s.grad_weight = gw.data();
   s.grad_key = result.key.data();
   s.grad_value = result.value.data();
   s.grad_sort = result.sort.data();

@@ -72,12 +72,9 @@ struct SortParams {
   void* sorted_value;   // [B, H, rows, b, D]
   void* weight;         // [B, H, rows, b + 1]: weight, -1 where invisible; then r of the row
   // Backward.
-  void* grad_sorted_key;    // [B, H, rows, b, D]
-  void* grad_sorted_value;  // [B, H, rows, b, D]
-  void* grad_weight;        // [B, H, rows, b]; zero where every source is full
-  void* grad_key;           // [B, H, L, D], added to
-  void* grad_value;         // [B, H, L, D], added to
-  void* grad_sort;          // [B, H, N, N]
+  void* grad_key;    // [B, H, L, D], added to
+  void* grad_value;  // [B, H, L, D], added to
+  void* grad_sort;   // [B, H, N, N]
 };
 
 struct AttentionParams {

@@ -157,7 +157,8 @@ void run_fwd(const AttentionParams& p, const Executor& executor) {
 
 // Rounds of blocks that add to different keys; see the top of the file.
 template <class T>
-void backward_blocks(const AttentionParams& p, HeadRange heads, const Executor& executor) {
+void backward_blocks(const AttentionParams& p, const SortedGradients<T>& sorted, HeadRange heads,
+                     const Executor& executor) {
   const SortParams& s = p.sort;
   if (s.window > 0) {
     for_each_task<T>(executor, heads.count(), 0, [&](int64_t task, T*) {
@@ -172,7 +173,7 @@ void backward_blocks(const AttentionParams& p, HeadRange heads, const Executor& 
     const int64_t blocks = (s.blocks - round + rounds - 1) / rounds;
     for_each_task<T>(executor, heads.count() * blocks, TileBuffers<T>::count(s.width),
                      [&](int64_t task, T* scratch) {
-                       const AttentionHead<T> h(p, heads.begin + task / blocks);
+                       const AttentionHead<T> h(p, heads.begin + task / blocks, &sorted);
                        backward_block(h, task % blocks * rounds + round, scratch);
                      });
   }
@@ -182,9 +183,11 @@ template <class T>
 void run_bwd(const AttentionParams& p, const Executor& executor) {
   const SortParams& s = p.sort;
   const BlockFlags flags(s.batch, s.length, s.block, s.real);
+  SortedGradients<T> sorted(s, s.sort.data == nullptr ? 0 : heads_to_a_group<T>(s));
   for_each_head_group<T>(s, [&](HeadRange heads) {
-    backward_blocks<T>(p, heads, executor);
-    if (s.sort.data != nullptr) sort_bwd<T>(s, flags, heads, executor);
+    sorted.start_at(heads.begin);
+    backward_blocks<T>(p, sorted, heads, executor);
+    if (s.sort.data != nullptr) sort_bwd<T>(s, flags, sorted, heads, executor);
   });
   clear_masked_gradients<T>(p, executor);
 }

@@ -11,9 +11,14 @@ template <class T>
 struct AttentionHead {
   const AttentionParams& p;
   int64_t batch, head;
+  const SortedGradients<T>* sorted;  // backward only
 
-  AttentionHead(const AttentionParams& params, int64_t index)
-      : p(params), batch(index / params.sort.heads), head(index % params.sort.heads) {}
+  AttentionHead(const AttentionParams& params, int64_t index,
+                const SortedGradients<T>* sorted_gradients = nullptr)
+      : p(params),
+        batch(index / params.sort.heads),
+        head(index % params.sort.heads),
+        sorted(sorted_gradients) {}
 
   int64_t index() const { return batch * p.sort.heads + head; }
   bool sorts() const { return p.sort.sort.data != nullptr; }
@@ -32,8 +37,6 @@ struct AttentionHead {
   const T* weight(int64_t i) const {
     return static_cast<const T*>(p.sort.weight) + (index() * p.sort.rows + i) * (p.sort.block + 1);
   }
-  // Row of the sorted copies and of their gradients: [rows * b, D] of this head.
-  int64_t sorted_row(int64_t i) const { return (index() * p.sort.rows + i) * p.sort.block; }
   int64_t dropout_block() const { return round_up(p.sort.block, 4); }
 
   // The block sorted into place i; length 0 where nothing is visible there.
@@ -46,12 +49,14 @@ struct AttentionHead {
     run.weight = w;
     run.key = rows_view(static_cast<const T*>(p.sort.sorted_key), p.sort.width);
     run.value = rows_view(static_cast<const T*>(p.sort.sorted_value), p.sort.width);
-    run.key_offset = run.value_offset = sorted_row(i) * p.sort.width;
+    run.key_offset = (index() * p.sort.rows + i) * p.sort.block * p.sort.width;
+    run.value_offset = run.key_offset;
     run.triangular = p.sort.causal == Causal::kInclusive;
-    if (p.sort.grad_sorted_key != nullptr) {
-      run.grad_key = static_cast<T*>(p.sort.grad_sorted_key) + run.key_offset;
-      run.grad_value = static_cast<T*>(p.sort.grad_sorted_value) + run.key_offset;
-      run.grad_weight = static_cast<T*>(p.sort.grad_weight) + sorted_row(i);
+    if (sorted != nullptr) {
+      const int64_t row = i * p.sort.block;
+      run.grad_key = sorted->key(index()) + row * p.sort.width;
+      run.grad_value = sorted->value(index()) + row * p.sort.width;
+      run.grad_weight = sorted->weight(index()) + row;
     }
     return run;
   }

@@ -15,7 +15,11 @@
 namespace sinkhorn::cpu::SINKHORN_ISA {
 
 constexpr int64_t kDepth = 256;
-constexpr int64_t kColumns = 512;  // a good number of columns for one call
+
+// A good number of columns for one call: panels of half a megabyte of float32.
+constexpr int64_t good_columns(int64_t depth) {
+  return 131072 / (depth < kDepth ? (depth < 32 ? 32 : depth) : kDepth);
+}
 
 template <class T>
 constexpr int64_t kPanel = kVectorsPerTile * kLanes<T>;
@@ -74,31 +78,28 @@ void blocked_product(const BlockedProduct<T>& p, const RangeOf& range, const Pac
   }
 }
 
-// Spreads one row of `cols` numbers over the panels at depth d. Returns 0 if all are finite, NaN
-// otherwise.
+// Spreads one row of `cols` numbers over the panels at depth d.
 template <class T>
-SINKHORN_INLINE T put_in_panels(const T* row, int64_t cols, int64_t d, int64_t deep, T* panels) {
-  Vec<T> poison = {};
+SINKHORN_INLINE void put_in_panels(const T* row, int64_t cols, int64_t d, int64_t deep, T* panels,
+                                   FiniteWatch<T>& watch) {
   int64_t col = 0;
   for (; col + kPanel<T> <= cols; col += kPanel<T>) {
     T* to = panels + col * deep + d * kPanel<T>;
 #pragma GCC unroll 4
     for (int v = 0; v < kVectorsPerTile; ++v) {
       const Vec<T> x = load(row + col + v * kLanes<T>);
-      poison += x * T(0);
+      watch.see(x);
       store(to + v * kLanes<T>, x);
     }
   }
-  T rest = sum_lanes<T>(poison);
   if (col < cols) {
     T* to = panels + col * deep + d * kPanel<T>;
     fill(to, kPanel<T>, T(0));
     for (int64_t c = col; c < cols; ++c) {
-      rest += row[c] * T(0);
+      watch.see(row[c]);
       to[c - col] = row[c];
     }
   }
-  return rest;
 }
 
 }  // namespace sinkhorn::cpu::SINKHORN_ISA

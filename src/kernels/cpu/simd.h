@@ -92,24 +92,44 @@ SINKHORN_INLINE Vec<T> vmax(Vec<T> a, Vec<T> b) {
   return a > b ? a : b;
 }
 
-// Reductions in a fixed order: halves are added until one lane is left.
-template <class T>
-SINKHORN_INLINE T sum_lanes(Vec<T> v) {
-  T lane[kLanes<T>];
-  memcpy(lane, &v, sizeof(v));
-  for (int width = kLanes<T> / 2; width > 0; width /= 2) {
-    for (int l = 0; l < width; ++l) lane[l] += lane[l + width];
+// The vector turned by half of its first 2 * kHalf lanes; what the other lanes get does not matter.
+template <int kHalf, class V>
+SINKHORN_INLINE V swap_halves(V v) {
+  constexpr int kCount = sizeof(V) / sizeof(v[0]);
+  if constexpr (kCount == 16) {
+    constexpr int h = kHalf;
+    return __builtin_shufflevector(v, v, h, (1 + h) % 16, (2 + h) % 16, (3 + h) % 16, (4 + h) % 16,
+                                   (5 + h) % 16, (6 + h) % 16, (7 + h) % 16, (8 + h) % 16,
+                                   (9 + h) % 16, (10 + h) % 16, (11 + h) % 16, (12 + h) % 16,
+                                   (13 + h) % 16, (14 + h) % 16, (15 + h) % 16);
+  } else if constexpr (kCount == 8) {
+    constexpr int h = kHalf;
+    return __builtin_shufflevector(v, v, h, (1 + h) % 8, (2 + h) % 8, (3 + h) % 8, (4 + h) % 8,
+                                   (5 + h) % 8, (6 + h) % 8, (7 + h) % 8);
+  } else if constexpr (kCount == 4) {
+    constexpr int h = kHalf;
+    return __builtin_shufflevector(v, v, h, (1 + h) % 4, (2 + h) % 4, (3 + h) % 4);
+  } else {
+    return __builtin_shufflevector(v, v, 1, 0);
   }
-  return lane[0];
 }
-template <class T>
-SINKHORN_INLINE T max_lanes(Vec<T> v) {
-  T lane[kLanes<T>];
-  memcpy(lane, &v, sizeof(v));
-  for (int width = kLanes<T> / 2; width > 0; width /= 2) {
-    for (int l = 0; l < width; ++l) lane[l] = max_of(lane[l], lane[l + width]);
+
+// Reductions in a fixed order: halves are joined until one lane is left.
+template <class T, int kHalf = kLanes<T> / 2>
+SINKHORN_INLINE T sum_lanes(Vec<T> v) {
+  if constexpr (kHalf == 0) {
+    return v[0];
+  } else {
+    return sum_lanes<T, kHalf / 2>(v + swap_halves<kHalf>(v));
   }
-  return lane[0];
+}
+template <class T, int kHalf = kLanes<T> / 2>
+SINKHORN_INLINE T max_lanes(Vec<T> v) {
+  if constexpr (kHalf == 0) {
+    return v[0];
+  } else {
+    return max_lanes<T, kHalf / 2>(vmax<T>(v, swap_halves<kHalf>(v)));
+  }
 }
 
 constexpr int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }

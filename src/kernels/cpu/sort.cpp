@@ -52,6 +52,7 @@ struct Head {
   const SortParams& p;
   const BlockFlags& flags;
   int64_t batch, head;
+  const SortedGradients<T>* sorted = nullptr;  // backward only
 
   int64_t index() const { return batch * p.heads + head; }
   int64_t sources(int64_t i) const { return source_end(p.causal, p.window, p.blocks, i); }
@@ -65,7 +66,7 @@ struct Head {
     const int64_t end = flags.live(batch, i) ? max_of<int64_t>(0, sources(i) - j) : 0;
     const int64_t allowed = min_of(count, end);
     load_row(p.sort, offset_of(p.sort, batch, head, i) + j * p.sort.stride[3], allowed, to);
-    for (int64_t c = 0; c < allowed; ++c) {
+    for (int64_t c = 0; p.real != nullptr && c < allowed; ++c) {
       if (!flags.live(batch, j + c)) to[c] = T(0);
     }
     fill(to + allowed, count - allowed, T(0));
@@ -125,12 +126,12 @@ void sort_slice(const Head<T>& h, const View& from, T* to, int64_t first, int64_
         pack_sort_rows(h, row, n, k, deep, row_buffer, a);
       },
       [&](int64_t k, int64_t deep, T* b) {
-        T poison = T(0);
+        FiniteWatch<T> watch;
         for (int64_t d = 0; d < deep; ++d) {
           const T* row = h.block_row(from, k + d, first, count, row_buffer);
-          poison += put_in_panels(row, cols, d, deep, b);
+          put_in_panels(row, cols, d, deep, b, watch);
         }
-        return poison == T(0);
+        return watch.all_finite();
       },
       scratch);
 }
@@ -142,7 +143,7 @@ void unsort_slice(const Head<T>& h, const T* grad_sorted, T* grad, int64_t first
   const SortParams& p = h.p;
   const int64_t cols = count * p.width, block_cols = p.block * p.width;
   T* row_buffer = scratch + product_scratch<T>(cols);
-  grad_sorted += h.index() * p.rows * block_cols + first * p.width;
+  grad_sorted += first * p.width;
   grad += h.index() * p.length * p.width + first * p.width;
   // The last block may be short: its rows of C end earlier, so it is a product of its own.
   const int64_t last = p.blocks - 1;
@@ -163,11 +164,11 @@ void unsort_slice(const Head<T>& h, const T* grad_sorted, T* grad, int64_t first
           }
         },
         [&](int64_t k, int64_t deep, T* b) {
-          T poison = T(0);
+          FiniteWatch<T> watch;
           for (int64_t d = 0; d < deep; ++d) {
-            poison += put_in_panels(grad_sorted + (k + d) * block_cols, width, d, deep, b);
+            put_in_panels(grad_sorted + (k + d) * block_cols, width, d, deep, b, watch);
           }
-          return poison == T(0);
+          return watch.all_finite();
         },
         scratch);
   }
@@ -189,8 +190,8 @@ void grad_sort_rows(const Head<T>& h, int64_t i0, int64_t count, T* scratch) {
     const int64_t cols = min_of(kPanel<T>, sources - j0);
     for (int side = 0; side < 2; ++side) {
       const View& from = side == 0 ? p.key : p.value;
-      const T* g = static_cast<const T*>(side == 0 ? p.grad_sorted_key : p.grad_sorted_value) +
-                   (h.index() * p.rows + i0) * block_cols;
+      const T* g = (side == 0 ? h.sorted->key(h.index()) : h.sorted->value(h.index())) +
+                   i0 * block_cols;
       for (int64_t q = 0; q < p.block; q += positions) {
         const int64_t n = min_of(positions, p.block - q);
         const T* rows[kPanel<T>];
@@ -217,7 +218,7 @@ void finish_grad_sort_row(const Head<T>& h, int64_t i) {
   }
   if (h.flags.all_full(h.batch)) return;
   const T* weight = static_cast<const T*>(p.weight) + (h.index() * p.rows + i) * (p.block + 1);
-  const T* grad_weight = static_cast<const T*>(p.grad_weight) + (h.index() * p.rows + i) * p.block;
+  const T* grad_weight = h.sorted->weight(h.index()) + i * p.block;
   const T r = weight[p.block];
   if (sources == 0 || r == T(0)) return;
   T whole = T(0), all = T(0);  // sum of g * weight, and of g
@@ -288,7 +289,7 @@ void sort_weights(const Head<T>& h, T* scratch) {
 template <class T>
 void sort_fwd(const SortParams& p, const BlockFlags& flags, HeadRange heads,
               const Executor& executor) {
-  const int64_t step = slice_positions(p, kColumns), slices = (p.block + step - 1) / step;
+  const int64_t step = slice_positions(p, good_columns(p.blocks)), slices = (p.block + step - 1) / step;
   const int64_t buffer = max_of(kDepth, step * p.width);
   for_each_task<T>(
       executor, heads.count() * slices * 2, product_scratch<T>(step * p.width) + buffer,
@@ -308,18 +309,18 @@ void sort_fwd(const SortParams& p, const BlockFlags& flags, HeadRange heads,
 }
 
 template <class T>
-void sort_bwd(const SortParams& p, const BlockFlags& flags, HeadRange heads,
-              const Executor& executor) {
-  const int64_t step = slice_positions(p, kColumns), slices = (p.block + step - 1) / step;
+void sort_bwd(const SortParams& p, const BlockFlags& flags, const SortedGradients<T>& sorted,
+              HeadRange heads, const Executor& executor) {
+  const int64_t step = slice_positions(p, good_columns(p.blocks)), slices = (p.block + step - 1) / step;
   const int64_t buffer = max_of(kDepth, step * p.width);
   for_each_task<T>(
       executor, heads.count() * slices * 2, product_scratch<T>(step * p.width) + buffer,
       [&](int64_t task, T* scratch) {
         const int64_t slice = task / 2 % slices, index = heads.begin + task / 2 / slices;
-        const Head<T> h{p, flags, index / p.heads, index % p.heads};
+        const Head<T> h{p, flags, index / p.heads, index % p.heads, &sorted};
         const int64_t first = slice * step;
         const bool key = task % 2 == 0;
-        unsort_slice(h, static_cast<const T*>(key ? p.grad_sorted_key : p.grad_sorted_value),
+        unsort_slice(h, key ? sorted.key(index) : sorted.value(index),
                      static_cast<T*>(key ? p.grad_key : p.grad_value), first,
                      min_of(step, p.block - first), scratch);
       });
@@ -327,7 +328,7 @@ void sort_bwd(const SortParams& p, const BlockFlags& flags, HeadRange heads,
   const int64_t wanted = 2 * kPanel<T> * slice_positions(p, kRowDepth) * p.width;
   for_each_task<T>(executor, heads.count() * row_tasks, wanted, [&](int64_t task, T* scratch) {
     const int64_t index = heads.begin + task / row_tasks, i0 = task % row_tasks * kRowsPerTask;
-    const Head<T> h{p, flags, index / p.heads, index % p.heads};
+    const Head<T> h{p, flags, index / p.heads, index % p.heads, &sorted};
     const int64_t count = min_of(kRowsPerTask, p.rows - i0);
     grad_sort_rows(h, i0, count, scratch);
     for (int64_t i = i0; i < i0 + count; ++i) finish_grad_sort_row(h, i);
@@ -336,7 +337,9 @@ void sort_bwd(const SortParams& p, const BlockFlags& flags, HeadRange heads,
 
 template void sort_fwd<float>(const SortParams&, const BlockFlags&, HeadRange, const Executor&);
 template void sort_fwd<double>(const SortParams&, const BlockFlags&, HeadRange, const Executor&);
-template void sort_bwd<float>(const SortParams&, const BlockFlags&, HeadRange, const Executor&);
-template void sort_bwd<double>(const SortParams&, const BlockFlags&, HeadRange, const Executor&);
+template void sort_bwd<float>(const SortParams&, const BlockFlags&, const SortedGradients<float>&,
+                              HeadRange, const Executor&);
+template void sort_bwd<double>(const SortParams&, const BlockFlags&, const SortedGradients<double>&,
+                               HeadRange, const Executor&);
 
 }  // namespace sinkhorn::cpu::SINKHORN_ISA

@@ -50,22 +50,50 @@ struct HeadRange {
   int64_t count() const { return end - begin; }
 };
 
-// Calls f(HeadRange) for groups of heads small enough that what the sort writes is still in the cache
-// when attention reads it.
+// Groups of heads small enough that what the sort writes is still in the cache when attention reads
+// it, and the other way round in backward.
+template <class T>
+int64_t heads_to_a_group(const SortParams& p) {
+  constexpr int64_t kGroupBytes = 4 << 20;
+  const int64_t bytes = 5 * p.length * p.width * static_cast<int64_t>(sizeof(T));
+  return max_of<int64_t>(1, min_of(p.batch * p.heads, kGroupBytes / bytes));
+}
 template <class T, class F>
 void for_each_head_group(const SortParams& p, const F& f) {
-  constexpr int64_t kGroupBytes = 4 << 20;
-  const int64_t heads = p.batch * p.heads;
-  const int64_t bytes = 5 * p.length * p.width * static_cast<int64_t>(sizeof(T));
-  const int64_t group = max_of<int64_t>(1, kGroupBytes / bytes);
+  const int64_t heads = p.batch * p.heads, group = heads_to_a_group<T>(p);
   for (int64_t h = 0; h < heads; h += group) f(HeadRange{h, min_of(heads, h + group)});
 }
+
+// What backward sends to the sorted copies of some heads, on its way through the sort.
+template <class T>
+class SortedGradients {
+ public:
+  SortedGradients(const SortParams& p, int64_t heads)
+      : rows_(p.rows * p.block), width_(p.width),
+        memory_(static_cast<T*>(allocate_scratch(
+            sizeof(T) * static_cast<size_t>(heads * rows_ * (2 * width_ + 1))))),
+        value_(memory_ + heads * rows_ * width_), weight_(value_ + heads * rows_ * width_) {}
+  ~SortedGradients() { free_scratch(memory_); }
+  SortedGradients(const SortedGradients&) = delete;
+  SortedGradients& operator=(const SortedGradients&) = delete;
+
+  // The buffers belong to heads first, first + 1, ... from now on.
+  void start_at(int64_t first) { first_ = first; }
+
+  T* key(int64_t head) const { return memory_ + (head - first_) * rows_ * width_; }     // [rows * b, D]
+  T* value(int64_t head) const { return value_ + (head - first_) * rows_ * width_; }    // [rows * b, D]
+  T* weight(int64_t head) const { return weight_ + (head - first_) * rows_; }           // [rows * b]
+
+ private:
+  int64_t rows_, width_, first_ = 0;
+  T *memory_, *value_, *weight_;
+};
 
 template <class T>
 void sort_fwd(const SortParams& p, const BlockFlags& flags, HeadRange heads,
               const Executor& executor);
 template <class T>
-void sort_bwd(const SortParams& p, const BlockFlags& flags, HeadRange heads,
-              const Executor& executor);
+void sort_bwd(const SortParams& p, const BlockFlags& flags, const SortedGradients<T>& sorted,
+              HeadRange heads, const Executor& executor);
 
 }  // namespace sinkhorn::cpu::SINKHORN_ISA

@@ -79,11 +79,10 @@ void backward_chunk(const AttentionHead<T>& h, const ChunkSums<T>& sums, T* sum,
 }
 
 template <class T>
-void add_chunks(const SortParams& s, const ChunkSums<T>& sums, int64_t index, int64_t chunks) {
+void add_chunks(const ChunkSums<T>& sums, int64_t index, int64_t chunks,
+                const SortedGradients<T>& sorted) {
   const int64_t rows = sums.keys * sums.width;
-  T* const to[] = {static_cast<T*>(s.grad_sorted_key) + index * rows,
-                   static_cast<T*>(s.grad_sorted_value) + index * rows,
-                   static_cast<T*>(s.grad_weight) + index * sums.keys};
+  T* const to[] = {sorted.key(index), sorted.value(index), sorted.weight(index)};
   const int64_t count[] = {rows, rows, sums.keys};
   for (int64_t chunk = 0; chunk < chunks; ++chunk) {
     const T* from = sums.chunk(index * chunks + chunk);
@@ -109,8 +108,9 @@ void run_bwd(const AttentionParams& p, const Executor& executor) {
                      backward_chunk(AttentionHead<T>(p, task / chunks), sums, sums.chunk(task),
                                     first, min_of(size, p.queries - first), scratch);
                    });
+  const SortedGradients<T> sorted(s, heads);
   for_each_task<T>(executor, heads, 0, [&](int64_t index, T*) {
-    add_chunks(s, sums, index, chunks);
+    add_chunks(sums, index, chunks, sorted);
     const int64_t count = s.length * s.width;
     fill(static_cast<T*>(s.grad_key) + index * count, count, T(0));
     fill(static_cast<T*>(s.grad_value) + index * count, count, T(0));
@@ -119,7 +119,7 @@ void run_bwd(const AttentionParams& p, const Executor& executor) {
   });
   free_scratch(sums.memory);
   const BlockFlags flags(s.batch, s.length, s.block, s.real);
-  sort_bwd<T>(s, flags, {0, heads}, executor);
+  sort_bwd<T>(s, flags, sorted, {0, heads}, executor);
   clear_masked_gradients<T>(p, executor);
 }
 

@@ -126,39 +126,40 @@ SINKHORN_INLINE void fill(T* to, int64_t count, T value) {
   for (int64_t c = 0; c < count; ++c) to[c] = value;
 }
 
+// Notices NaN and inf in passing: adds 0 times every number, which is 0 unless one is not finite.
 template <class T>
-bool all_finite(const T* x, int64_t count) {
-  Vec<T> poison = {};
-  int64_t c = 0;
-  for (; c + kLanes<T> <= count; c += kLanes<T>) poison += load(x + c) * T(0);
-  T rest = sum_lanes<T>(poison);
-  for (; c < count; ++c) rest += x[c] * T(0);
-  return rest == T(0);
-}
+class FiniteWatch {
+ public:
+  SINKHORN_INLINE void see(Vec<T> x) { vectors_ += x * T(0); }
+  SINKHORN_INLINE void see(T x) { rest_ += x * T(0); }
+  SINKHORN_INLINE bool all_finite() const { return sum_lanes<T>(vectors_) + rest_ == T(0); }
 
-// One row of `cols` numbers into `to`, zeros up to ld. Returns 0 if all are finite, NaN otherwise.
+ private:
+  Vec<T> vectors_ = {};
+  T rest_ = T(0);
+};
+
+// One row of `cols` numbers into `to`, zeros up to ld.
 template <class T>
-SINKHORN_INLINE T load_padded_row(const View& v, int64_t offset, int64_t cols, T* to, int64_t ld) {
-  if (v.type != kTypeOf<T> || v.stride[3] != 1) {
+SINKHORN_INLINE void load_padded_row(const View& v, int64_t offset, int64_t cols, T* to, int64_t ld,
+                                     FiniteWatch<T>& watch) {
+  const T* from = to;
+  if (v.type == kTypeOf<T> && v.stride[3] == 1) {
+    from = static_cast<const T*>(v.data) + offset;
+  } else {
     load_row(v, offset, cols, to);
-    fill(to + cols, ld - cols, T(0));
-    return all_finite(to, cols) ? T(0) : T(__builtin_nan(""));
   }
-  const T* from = static_cast<const T*>(v.data) + offset;
-  Vec<T> poison = {};
   int64_t c = 0;
   for (; c + kLanes<T> <= cols; c += kLanes<T>) {
     const Vec<T> x = load(from + c);
-    poison += x * T(0);
+    watch.see(x);
     store(to + c, x);
   }
-  T rest = sum_lanes<T>(poison);
   for (; c < cols; ++c) {
-    rest += from[c] * T(0);
+    watch.see(from[c]);
     to[c] = from[c];
   }
-  fill(to + cols, ld - cols, T(0));
-  return rest;
+  for (; c < ld; ++c) to[c] = T(0);
 }
 
 // `rows` rows of one head into a tile with row length ld >= cols, zeros behind the columns. A row
@@ -167,15 +168,15 @@ SINKHORN_INLINE T load_padded_row(const View& v, int64_t offset, int64_t cols, T
 template <class T>
 bool load_tile(const View& v, int64_t offset, int64_t rows, int64_t cols, const uint8_t* real,
                T* to, int64_t ld) {
-  T poison = T(0);
+  FiniteWatch<T> watch;
   for (int64_t r = 0; r < rows; ++r, to += ld) {
     if (real != nullptr && !real[r]) {
       fill(to, ld, T(0));
     } else {
-      poison += load_padded_row(v, offset + r * v.stride[2], cols, to, ld);
+      load_padded_row(v, offset + r * v.stride[2], cols, to, ld, watch);
     }
   }
-  return poison == T(0);
+  return watch.all_finite();
 }
 
 // to[c][r] = row_of(r)[c]; `to` has rows of length ld_to, zeros behind `rows`.

@@ -63,21 +63,13 @@ class AttentionGradients {
     sort_ = at::empty({0}, options);
     if (sort.has_value()) {
       sort_ = at::empty(sort->sizes(), options);
-      sorted_key_ = at::empty({s.batch, s.heads, s.rows, s.block, s.width}, options);
-      sorted_value_ = at::empty({s.batch, s.heads, s.rows, s.block, s.width}, options);
-      weight_ = at::empty({s.batch, s.heads, s.rows, s.block}, options);
-      s.grad_sorted_key = sorted_key_.data_ptr();
-      s.grad_sorted_value = sorted_value_.data_ptr();
-      s.grad_weight = weight_.data_ptr();
       s.grad_sort = sort_.data_ptr();
     }
     s.grad_key = key_.data_ptr();
     s.grad_value = value_.data_ptr();
     call.p.grad_query = view_of(query_);
     call.p.grad_out = view_of(grad);
-    for (const Tensor& x : {query_, key_, value_, sort_, sorted_key_, sorted_value_}) {
-      if (x.defined()) prefer_large_pages(x);
-    }
+    for (const Tensor& x : {query_, key_, value_, sort_}) prefer_large_pages(x);
   }
 
   std::tuple<Tensor, Tensor, Tensor, Tensor> result() const {
@@ -86,7 +78,6 @@ class AttentionGradients {
 
  private:
   Tensor query_, key_, value_, sort_;
-  Tensor sorted_key_, sorted_value_, weight_;
   at::ScalarType type_, sort_type_;
 };
 
