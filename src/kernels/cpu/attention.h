@@ -79,8 +79,8 @@ template <class T, class Visit>
 void attention_fwd_tile(const AttentionHead<T>& h, const TileBuffers<T>& b, AttentionTile<T>& tile,
                         int64_t token, int64_t rows, const Visit& visit) {
   const uint8_t* real = h.query_real(token);
-  load_tile(h.p.query, offset_of(h.p.query, h.batch, h.head, token), rows, b.width, real, b.q,
-            b.ld);
+  tile.set_queries(rows_of(h.p.query, offset_of(h.p.query, h.batch, h.head, token), rows, b.width,
+                           real, b.q, b.ld));
   fill(b.result, rows * b.ld, T(0));
   for (int64_t term = 0; term < h.terms(); ++term) {
     tile.start_softmax();
@@ -100,29 +100,37 @@ void attention_fwd_tile(const AttentionHead<T>& h, const TileBuffers<T>& b, Atte
   store_queries(h, b, h.p.out, b.result, token, rows);
 }
 
+template <class T>
+T dot(const T* x, const T* y, int64_t count) {
+  Vec<T> sum = {};
+  int64_t c = 0;
+  for (; c + kLanes<T> <= count; c += kLanes<T>) sum += load(x + c) * load(y + c);
+  T rest = sum_lanes<T>(sum);
+  for (; c < count; ++c) rest += x[c] * y[c];
+  return rest;
+}
+
 // Backward of a tile of queries; the runs carry where their gradients go.
 template <class T, class Visit>
 void attention_bwd_tile(const AttentionHead<T>& h, const TileBuffers<T>& b, AttentionTile<T>& tile,
                         int64_t token, int64_t rows, const Visit& visit) {
   const AttentionParams& p = h.p;
   const uint8_t* real = h.query_real(token);
-  bool finite = load_tile(p.query, offset_of(p.query, h.batch, h.head, token), rows, b.width, real,
-                          b.q, b.ld);
-  finite &= load_tile(p.grad_out, offset_of(p.grad_out, h.batch, h.head, token), rows, b.width,
-                      real, b.dout, b.ld);
-  tile.set_queries_finite(finite);
+  const auto rows_at = [&](const View& v, T* copy) {
+    return rows_of(v, offset_of(v, h.batch, h.head, token), rows, b.width, real, copy, b.ld);
+  };
+  const Rows<T> dout = rows_at(p.grad_out, b.dout), out = rows_at(p.out, b.o);
+  tile.set_queries(rows_at(p.query, b.q));
+  tile.set_gradients(dout);
   fill(b.dq, rows * b.ld, T(0));
   for (int64_t term = 0; term < h.terms(); ++term) {
-    load_tile(p.out, offset_of(p.out, h.batch, h.head, token), rows, b.width, real, b.o, b.ld);
     for (int64_t r = 0; r < rows; ++r) {
-      T* o = b.o + r * b.ld;
       const T* sorted = h.terms() == 2 ? h.sorted_out(token + r) : nullptr;
-      for (int64_t c = 0; sorted != nullptr && c < b.width; ++c) {
-        o[c] = term == 0 ? sorted[c] : o[c] - sorted[c];
+      b.delta[r] = dot(out[r], dout[r], b.width);
+      if (sorted != nullptr) {
+        const T share = dot(sorted, dout[r], b.width);
+        b.delta[r] = term == 0 ? share : b.delta[r] - share;
       }
-      Vec<T> sum = {};
-      for (int64_t c = 0; c < b.ld; c += kLanes<T>) sum += load(o + c) * load(b.dout + r * b.ld + c);
-      b.delta[r] = sum_lanes<T>(sum);
       b.lse[r] = h.lse(term)[token + r];
     }
     visit(term, [&](const KeyRun<T>& run) { tile.backward(run); });

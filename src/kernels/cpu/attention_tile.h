@@ -50,7 +50,7 @@ struct KeyRun {
 template <class T>
 struct TileBuffers {
   int64_t width, ld;  // D, and D rounded up to vectors
-  T *q, *o, *result, *k, *kt, *v, *s;
+  T *q, *o, *result, *k, *kt, *v, *s;  // q, k, v, dout: room for copies, where rows need one
   T *dout, *dq, *vt, *dp;
   T *bias, *factors, *colsum, *lse, *delta;
 
@@ -108,6 +108,8 @@ class AttentionTile {
     draw_ = draw;
     draws_ = draws;
   }
+  void set_queries(const Rows<T>& q) { q_ = q; }
+  void set_gradients(const Rows<T>& dout) { dout_ = dout; }
 
   void start_softmax() {
     for (int64_t r = 0; r < rows_; ++r) state_[r] = SoftmaxState<T>{};
@@ -119,9 +121,10 @@ class AttentionTile {
       TileShape shape;
       if (!shape_of(run, p, &shape)) continue;
       const T* bias = load_bias(run, p, shape.cols);
-      load_keys(run, p, shape.cols);
-      if (!load_values(run, p, shape.cols)) shape.group = 1;
-      scores(shape, b_.kt, b_.q, b_.s);
+      transpose(keys_of(run, p, shape.cols), shape.cols, b_.width, b_.kt, kKeyTile);
+      const Rows<T> v = values_of(run, p, shape.cols);
+      if (shape.diagonal && !v.all_finite(shape.cols, b_.width)) shape.group = 1;
+      scores(shape, b_.kt, q_, b_.s);
       shape.row_groups([&](int64_t row, int64_t rows, int64_t cols) {
         for (int64_t r = row; r < row + rows; ++r) {
           T* s = b_.s + r * kKeyTile;
@@ -131,7 +134,7 @@ class AttentionTile {
           if (shrink != T(1)) scale_row(b_.o + r * b_.ld, shrink);
           if (dropout_.active()) drop(run, p, r, width, s);
         }
-        gemm<T>(rows, b_.ld, cols, {b_.s + row * kKeyTile, kKeyTile, 1, b_.v, b_.ld,
+        gemm<T>(rows, b_.ld, cols, {b_.s + row * kKeyTile, kKeyTile, 1, v.data, v.ld,
                                     b_.o + row * b_.ld, b_.ld, true});
       });
     }
@@ -139,25 +142,23 @@ class AttentionTile {
 
   const SoftmaxState<T>& state(int64_t row) const { return state_[row]; }
 
-  // Needs q, dout, lse and delta in the buffers; adds to dq and to the run's gradients.
+  // Needs queries, gradients, and lse and delta in the buffers; adds to dq and the run's gradients.
   void backward(const KeyRun<T>& run) {
     for (int64_t p = 0; p < run.length; p += kKeyTile) {
       TileShape shape;
       if (!shape_of(run, p, &shape)) continue;
       const T* bias = load_bias(run, p, shape.cols);
-      bool finite = load_keys(run, p, shape.cols);
-      finite &= load_values(run, p, shape.cols);
-      finite &= queries_finite_;
-      if (!finite) shape.group = 1;
-      transpose(b_.v, b_.ld, shape.cols, b_.width, b_.vt, kKeyTile);
-      scores(shape, b_.kt, b_.q, b_.s);
-      scores(shape, b_.vt, b_.dout, b_.dp);
+      const Rows<T> k = keys_of(run, p, shape.cols), v = values_of(run, p, shape.cols);
+      if (shape.diagonal && !all_finite(k, v, shape.cols)) shape.group = 1;
+      transpose(k, shape.cols, b_.width, b_.kt, kKeyTile);
+      transpose(v, shape.cols, b_.width, b_.vt, kKeyTile);
+      scores(shape, b_.kt, q_, b_.s);
+      scores(shape, b_.vt, dout_, b_.dp);
       if (run.grad_weight != nullptr) grad_weightless(run, p, shape);
       score_gradients(run, p, shape, bias);
-      products(run, p, shape);
+      products(run, p, shape, k);
     }
   }
-  void set_queries_finite(bool finite) { queries_finite_ = finite; }
 
  private:
   bool shape_of(const KeyRun<T>& run, int64_t p, TileShape* shape) const {
@@ -183,28 +184,36 @@ class AttentionTile {
     return plain ? nullptr : b_.bias;
   }
 
-  bool load_keys(const KeyRun<T>& run, int64_t p, int64_t cols) {
-    bool finite = load_tile(run.key, run.key_offset + p * run.key.stride[2], cols, b_.width,
-                            run.real == nullptr ? nullptr : run.real + p, b_.k, b_.ld);
-    const int64_t own = run.add_own ? min_of(cols, run.own_length - p) : 0;
-    if (own > 0) {
-      finite &= load_tile(run.own, run.own_offset + p * run.own.stride[2], own, b_.width,
-                          run.own_real == nullptr ? nullptr : run.own_real + p, b_.v, b_.ld);
-      for (int64_t c = 0; c < own * b_.ld; ++c) b_.k[c] += b_.v[c];
-    }
-    transpose(b_.k, b_.ld, cols, b_.width, b_.kt, kKeyTile);
-    return finite;
-  }
-  bool load_values(const KeyRun<T>& run, int64_t p, int64_t cols) {
-    return load_tile(run.value, run.value_offset + p * run.value.stride[2], cols, b_.width,
-                     run.real == nullptr ? nullptr : run.real + p, b_.v, b_.ld);
+  static const uint8_t* real_at(const uint8_t* real, int64_t p) {
+    return real == nullptr ? nullptr : real + p;
   }
 
-  void scores(const TileShape& shape, const T* transposed, const T* rows, T* s) {
+  Rows<T> keys_of(const KeyRun<T>& run, int64_t p, int64_t cols) {
+    const int64_t offset = run.key_offset + p * run.key.stride[2];
+    const uint8_t* real = real_at(run.real, p);
+    if (!run.add_own) return rows_of(run.key, offset, cols, b_.width, real, b_.k, b_.ld);
+    const Rows<T> keys = copy_rows(run.key, offset, cols, b_.width, real, b_.k, b_.ld);
+    const int64_t own = min_of(cols, run.own_length - p);
+    if (own > 0) {
+      copy_rows(run.own, run.own_offset + p * run.own.stride[2], own, b_.width,
+                real_at(run.own_real, p), b_.v, b_.ld);
+      for (int64_t c = 0; c < own * b_.ld; ++c) b_.k[c] += b_.v[c];
+    }
+    return keys;
+  }
+  Rows<T> values_of(const KeyRun<T>& run, int64_t p, int64_t cols) {
+    return rows_of(run.value, run.value_offset + p * run.value.stride[2], cols, b_.width,
+                   real_at(run.real, p), b_.v, b_.ld);
+  }
+  bool all_finite(const Rows<T>& k, const Rows<T>& v, int64_t cols) const {
+    return k.all_finite(cols, b_.width) && v.all_finite(cols, b_.width) &&
+           q_.all_finite(rows_, b_.width) && dout_.all_finite(rows_, b_.width);
+  }
+
+  void scores(const TileShape& shape, const T* transposed, const Rows<T>& rows, T* s) {
     shape.row_groups([&](int64_t row, int64_t count, int64_t cols) {
       gemm<T>(count, round_up(cols, kLanes<T>), b_.width,
-              {rows + row * b_.ld, b_.ld, 1, transposed, kKeyTile, s + row * kKeyTile, kKeyTile,
-               false});
+              {rows[row], rows.ld, 1, transposed, kKeyTile, s + row * kKeyTile, kKeyTile, false});
     });
   }
 
@@ -259,16 +268,16 @@ class AttentionTile {
     }
   }
 
-  void products(const KeyRun<T>& run, int64_t p, const TileShape& shape) {
+  void products(const KeyRun<T>& run, int64_t p, const TileShape& shape, const Rows<T>& k) {
     shape.col_groups([&](int64_t col, int64_t cols, int64_t row) {
       const int64_t rows = shape.rows - row, at = row * kKeyTile + col, to = (p + col) * b_.width;
-      gemm<T>(cols, b_.width, rows, {b_.s + at, 1, kKeyTile, b_.dout + row * b_.ld, b_.ld,
+      gemm<T>(cols, b_.width, rows, {b_.s + at, 1, kKeyTile, dout_[row], dout_.ld,
                                      run.grad_value + to, b_.width, !run.fresh});
-      gemm<T>(cols, b_.width, rows, {b_.dp + at, 1, kKeyTile, b_.q + row * b_.ld, b_.ld,
+      gemm<T>(cols, b_.width, rows, {b_.dp + at, 1, kKeyTile, q_[row], q_.ld,
                                      run.grad_key + to, b_.width, !run.fresh});
     });
     shape.row_groups([&](int64_t row, int64_t rows, int64_t cols) {
-      gemm<T>(rows, b_.ld, cols, {b_.dp + row * kKeyTile, kKeyTile, 1, b_.k, b_.ld,
+      gemm<T>(rows, b_.ld, cols, {b_.dp + row * kKeyTile, kKeyTile, 1, k.data, k.ld,
                                   b_.dq + row * b_.ld, b_.ld, true});
     });
   }
@@ -278,7 +287,7 @@ class AttentionTile {
   Dropout<T> dropout_;
   int64_t rows_ = 0, offset_ = 0;
   uint64_t draw_ = 0, draws_ = 0;
-  bool queries_finite_ = true;
+  Rows<T> q_{}, dout_{};
   SoftmaxState<T> state_[kQueryTile];
 };
 

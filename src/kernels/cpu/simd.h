@@ -161,11 +161,40 @@ SINKHORN_INLINE Vec<float> vexp(Vec<float> x) {
   memcpy(&s, &second, sizeof(s));
   return p * f * s;
 }
+// exp for x <= 0 where nothing below 2^-126 matters: softmax weights. A single factor 2^n.
+SINKHORN_INLINE Vec<float> vexp_weight(Vec<float> x) {
+  using V = Vec<float>;
+  typedef MaskVec<float> I;
+  const V low = splat(-87.0f), zero = {};
+  const I vanishes = x < low;
+  const V magic = splat(12582912.0f);
+  const V shifted = x * 1.44269504088896341f + magic;
+  const V n = shifted - magic;
+  V r = x - n * 0.693359375f;
+  r = r - n * -2.12194440e-4f;
+  V p = splat(1.9875691500e-4f);
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * (r * r) + (r + 1.0f);
+  // The low bits of n + 1.5 * 2^23 are n itself: shifted up they add to p's exponent.
+  I bits, power;
+  memcpy(&bits, &p, sizeof(bits));
+  memcpy(&power, &shifted, sizeof(power));
+  bits += power << 23;
+  V result;
+  memcpy(&result, &bits, sizeof(result));
+  return vanishes ? zero : (x == x ? result : x);
+}
 // float64 exists for checks: exactness before speed.
 SINKHORN_INLINE Vec<double> vexp(Vec<double> x) {
   for (int l = 0; l < kLanes<double>; ++l) x[l] = ::exp(x[l]);
   return x;
 }
+
+SINKHORN_INLINE Vec<double> vexp_weight(Vec<double> x) { return vexp(x); }
 
 // log1p(y) for y >= 0, float: log of u = 1 + y by mantissa and exponent, plus the rounding error
 // of u put back as (y - (u - 1)) / u.

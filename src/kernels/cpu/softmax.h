@@ -56,7 +56,7 @@ struct SoftmaxState {
     const T base = seen == -kInf<T> ? T(0) : seen;
     Vec<T> total = {};
     for (int64_t c = 0; c < width; c += kLanes<T>) {
-      const Vec<T> e = vexp(load(s + c) - base);
+      const Vec<T> e = vexp_weight(load(s + c) - base);
       store(s + c, e);
       total += e;
     }
@@ -84,7 +84,7 @@ SINKHORN_INLINE void softmax_grad_row(const ScoreRow<T>& row, T lse, T delta, co
   }
   row.for_each(s, width, [&](int64_t c, Vec<T> x) {
     const Vec<T> none = splat(-kInf<T>);
-    Vec<T> p = vexp(x - lse);
+    Vec<T> p = vexp_weight(x - lse);
     Vec<T> g = load(dp + c);
     Vec<T> kept = p;
     if (factors != nullptr) {

@@ -139,44 +139,56 @@ class FiniteWatch {
   T rest_ = T(0);
 };
 
-// One row of `cols` numbers into `to`, zeros up to ld.
+// Rows of one head: where they lie, or a copy in a tile.
 template <class T>
-SINKHORN_INLINE void load_padded_row(const View& v, int64_t offset, int64_t cols, T* to, int64_t ld,
-                                     FiniteWatch<T>& watch) {
-  const T* from = to;
-  if (v.type == kTypeOf<T> && v.stride[3] == 1) {
-    from = static_cast<const T*>(v.data) + offset;
-  } else {
-    load_row(v, offset, cols, to);
+struct Rows {
+  const T* data;
+  int64_t ld;  // at least the columns rounded up to vectors, or a whole number of vectors itself
+
+  const T* operator[](int64_t r) const { return data + r * ld; }
+  bool all_finite(int64_t rows, int64_t cols) const {
+    FiniteWatch<T> watch;
+    for (int64_t r = 0; r < rows; ++r) {
+      int64_t c = 0;
+      for (; c + kLanes<T> <= cols; c += kLanes<T>) watch.see(load((*this)[r] + c));
+      for (; c < cols; ++c) watch.see((*this)[r][c]);
+    }
+    return watch.all_finite();
   }
-  int64_t c = 0;
-  for (; c + kLanes<T> <= cols; c += kLanes<T>) {
-    const Vec<T> x = load(from + c);
-    watch.see(x);
-    store(to + c, x);
-  }
-  for (; c < cols; ++c) {
-    watch.see(from[c]);
-    to[c] = from[c];
-  }
-  for (; c < ld; ++c) to[c] = T(0);
+};
+
+SINKHORN_INLINE bool all_real(const uint8_t* real, int64_t rows) {
+  bool all = true;
+  for (int64_t r = 0; real != nullptr && r < rows; ++r) all &= real[r] != 0;
+  return all;
 }
 
-// `rows` rows of one head into a tile with row length ld >= cols, zeros behind the columns. A row
-// whose `real` flag is 0 becomes 0 whatever it holds: selected, not multiplied. Returns whether
-// every number is finite.
+// Copies `rows` rows into a tile with row length ld >= cols, zeros behind the columns. A row whose
+// `real` flag is 0 becomes 0 whatever it holds: selected, not multiplied.
 template <class T>
-bool load_tile(const View& v, int64_t offset, int64_t rows, int64_t cols, const uint8_t* real,
-               T* to, int64_t ld) {
-  FiniteWatch<T> watch;
+Rows<T> copy_rows(const View& v, int64_t offset, int64_t rows, int64_t cols, const uint8_t* real,
+                  T* tile, int64_t ld) {
+  T* to = tile;
   for (int64_t r = 0; r < rows; ++r, to += ld) {
     if (real != nullptr && !real[r]) {
       fill(to, ld, T(0));
     } else {
-      load_padded_row(v, offset + r * v.stride[2], cols, to, ld, watch);
+      load_row(v, offset + r * v.stride[2], cols, to);
+      fill(to + cols, ld - cols, T(0));
     }
   }
-  return watch.all_finite();
+  return {tile, ld};
+}
+
+// The same rows without a copy where they lie densely, are all real and end on a whole vector.
+template <class T>
+Rows<T> rows_of(const View& v, int64_t offset, int64_t rows, int64_t cols, const uint8_t* real,
+                T* tile, int64_t ld) {
+  if (v.type == kTypeOf<T> && v.stride[3] == 1 && v.stride[2] == cols && cols % kLanes<T> == 0 &&
+      all_real(real, rows)) {
+    return {static_cast<const T*>(v.data) + offset, cols};
+  }
+  return copy_rows(v, offset, rows, cols, real, tile, ld);
 }
 
 // to[c][r] = row_of(r)[c]; `to` has rows of length ld_to, zeros behind `rows`.
@@ -214,8 +226,8 @@ SINKHORN_INLINE void transpose_rows(const RowOf& row_of, int64_t rows, int64_t c
   }
 }
 template <class T>
-void transpose(const T* from, int64_t ld_from, int64_t rows, int64_t cols, T* to, int64_t ld_to) {
-  transpose_rows<T>([=](int64_t r) { return from + r * ld_from; }, rows, cols, to, ld_to);
+void transpose(const Rows<T>& from, int64_t rows, int64_t cols, T* to, int64_t ld_to) {
+  transpose_rows<T>([=](int64_t r) { return from[r]; }, rows, cols, to, ld_to);
 }
 
 }  // namespace sinkhorn::cpu::SINKHORN_ISA
