@@ -33,12 +33,12 @@ TORCH_LIBRARY(sinkhorn, m) {
   m.def(
       "attention_fwd(Tensor query, Tensor key, Tensor value, Tensor? sort, int block, str causal, "
       "str combine, int window, Tensor? mask, float? scale, float dropout_p) "
-      "-> (Tensor out, Tensor lse, Tensor sorted_key, Tensor sorted_value, Tensor weight, "
+      "-> (Tensor out, Tensor stats, Tensor sorted_key, Tensor sorted_value, Tensor weight, "
       "Tensor sorted_out, Tensor rng)",
       draws);
   m.def(
       "attention_bwd(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor? sort, Tensor out, "
-      "Tensor lse, Tensor sorted_key, Tensor sorted_value, Tensor weight, Tensor sorted_out, "
+      "Tensor stats, Tensor sorted_key, Tensor sorted_value, Tensor weight, Tensor sorted_out, "
       "Tensor rng, int block, str causal, str combine, int window, Tensor? mask, float? scale, "
       "float dropout_p) -> (Tensor, Tensor, Tensor, Tensor)");
 
@@ -49,12 +49,12 @@ TORCH_LIBRARY(sinkhorn, m) {
   m.def(
       "sortcut_fwd(Tensor query, Tensor key, Tensor value, Tensor sort, int block, int budget, "
       "Tensor? mask, float? scale, float dropout_p) "
-      "-> (Tensor out, Tensor lse, Tensor sorted_key, Tensor sorted_value, Tensor weight, "
+      "-> (Tensor out, Tensor stats, Tensor sorted_key, Tensor sorted_value, Tensor weight, "
       "Tensor rng)",
       draws);
   m.def(
       "sortcut_bwd(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor sort, Tensor out, "
-      "Tensor lse, Tensor sorted_key, Tensor sorted_value, Tensor weight, Tensor rng, int block, "
+      "Tensor stats, Tensor sorted_key, Tensor sorted_value, Tensor weight, Tensor rng, int block, "
       "int budget, Tensor? mask, float? scale, float dropout_p) "
       "-> (Tensor, Tensor, Tensor, Tensor)");
 

@@ -174,7 +174,7 @@ Result<T> run(const Case& c, const Inputs& in, const std::vector<double>& incomi
   const auto grad = as<T>(incoming);
   Result<T> result{poisoned<T>(queries), poisoned<T>(queries), poisoned<T>(keys), poisoned<T>(keys),
                    poisoned<T>(heads * n * n)};
-  auto lse = poisoned<T>(heads * 2 * c.queries()), sorted_out = poisoned<T>(queries);
+  auto stats = poisoned<T>(heads * 4 * c.queries()), sorted_out = poisoned<T>(queries);
   auto sk = poisoned<T>(sorted), sv = sk;
   auto weight = poisoned<T>(heads * c.rows() * (c.block + 1));
   AttentionParams p{};
@@ -203,7 +203,7 @@ Result<T> run(const Case& c, const Inputs& in, const std::vector<double>& incomi
   p.dropout = {c.dropout, 11, 0};
   p.query = view(q, kHeads, c.queries(), c.width);
   p.out = view(result.out, kHeads, c.queries(), c.width);
-  p.lse = lse.data();
+  p.stats = stats.data();
   p.sorted_out = sorted_out.data();
   const auto& kernels = cpu::kernels();
   (p.sortcut ? kernels.sortcut_fwd : kernels.attention_fwd)(p, threads(workers));

@@ -85,7 +85,7 @@ struct AttentionParams {
   double scale;
   DropoutParams dropout;
   View query, out;     // [B, H, Lq, D]
-  void* lse;           // [B, H, terms, Lq]: log-sum-exp of each softmax, -inf where empty
+  void* stats;         // [B, H, terms, 2, Lq]: each softmax's largest score, and its sum below that
   void* sorted_out;    // [B, H, Lq, D], combine = outputs only: the sorted term's own output
   // Backward.
   View grad_out, grad_query;  // [B, H, Lq, D]

@@ -28,9 +28,11 @@ struct AttentionHead {
   }
   // In sortcut the mask describes the keys alone and every query counts as real.
   const uint8_t* query_real(int64_t token) const { return p.sortcut ? nullptr : key_real(token); }
-  T* lse(int64_t term) const {
-    return static_cast<T*>(p.lse) + (index() * terms() + term) * p.queries;
+  // The largest score and the sum of exponentials below it, of each query of one softmax.
+  T* largest(int64_t term) const {
+    return static_cast<T*>(p.stats) + (index() * terms() + term) * 2 * p.queries;
   }
+  T* sum(int64_t term) const { return largest(term) + p.queries; }
   T* sorted_out(int64_t token) const {
     return static_cast<T*>(p.sorted_out) + (index() * p.queries + token) * p.sort.width;
   }
@@ -87,11 +89,12 @@ void attention_fwd_tile(const AttentionHead<T>& h, const TileBuffers<T>& b, Atte
     visit(term, [&](const KeyRun<T>& run) { tile.forward(run); });
     for (int64_t r = 0; r < rows; ++r) {
       const bool masked = real != nullptr && !real[r];
-      const T inverse = tile.state(r).inverse();
-      const T *o = b.o + r * b.ld;
+      const T inverse = tile.state.inverse(r);
+      const T* o = b.o + r * b.ld;
       T* result = b.result + r * b.ld;
       for (int64_t c = 0; c < b.ld; ++c) result[c] += o[c] * inverse;
-      h.lse(term)[token + r] = masked ? -kInf<T> : tile.state(r).log_sum_exp();
+      h.largest(term)[token + r] = tile.state.largest[r];
+      h.sum(term)[token + r] = masked ? T(0) : tile.state.sum[r];
       if (h.terms() == 2 && term == 0) {
         memcpy(h.sorted_out(token + r), result, sizeof(T) * static_cast<size_t>(b.width));
       }
@@ -124,14 +127,15 @@ void attention_bwd_tile(const AttentionHead<T>& h, const TileBuffers<T>& b, Atte
   tile.set_gradients(dout);
   fill(b.dq, rows * b.ld, T(0));
   for (int64_t term = 0; term < h.terms(); ++term) {
+    for (int64_t r = rows; r < round_up(rows, kLanes<T>); ++r) tile.gradient.set(r, T(0), T(0), T(0));
     for (int64_t r = 0; r < rows; ++r) {
       const T* sorted = h.terms() == 2 ? h.sorted_out(token + r) : nullptr;
-      b.delta[r] = dot(out[r], dout[r], b.width);
+      T delta = dot(out[r], dout[r], b.width);
       if (sorted != nullptr) {
         const T share = dot(sorted, dout[r], b.width);
-        b.delta[r] = term == 0 ? share : b.delta[r] - share;
+        delta = term == 0 ? share : delta - share;
       }
-      b.lse[r] = h.lse(term)[token + r];
+      tile.gradient.set(r, h.largest(term)[token + r], h.sum(term)[token + r], delta);
     }
     visit(term, [&](const KeyRun<T>& run) { tile.backward(run); });
   }

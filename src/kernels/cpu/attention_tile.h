@@ -2,14 +2,15 @@
 //
 // A query (i, t) reads up to three kinds of runs: the block sorted into its place, the window's
 // blocks, its own block. Each is a KeyRun, cut into tiles of kKeyTile keys. For a query tile Q
-// [tq, D] and a key tile K, V [tk, D]:
+// [tq, D] and a key tile K, V [tk, D], with scores held transposed:
 //
-//   forward   S = Q K^T,  P = exp(scale S + log weight - max),  O += P V      (running softmax)
-//   backward  P = exp(scale S + log weight - lse),  dP = dO V^T,  dS = P (dP - delta)
-//             dV += P^T dO,  dK += scale dS^T Q,  dQ += scale dS K,  dweight = colsum(dS) / weight
+//   forward   S' = K Q',  P' = exp(scale S' + log weight - max),  O += P V      (running softmax)
+//   backward  P' = exp(scale S' + log weight - max) / sum,  dP' = V dO',  dS' = P' (dP' - delta)
+//             dV += P' dO,  dK += scale dS' Q,  dQ += scale dS K,  dweight = sum of dS' / weight
 //
-// with delta = dO.O of the softmax. Backward recomputes S from the saved log-sum-exp; no score
-// leaves the tile. On a diagonal tile products run over groups of rows and skip what lies above.
+// with delta = dO.O of the softmax. Q and dO are transposed once a tile; keys and values are read
+// where they lie. Backward recomputes S from the saved maximum and sum; no score leaves the tile. On a
+// diagonal tile products run over groups of queries and skip what lies above.
 #pragma once
 
 #include "kernels/cpu/dropout.h"
@@ -20,9 +21,8 @@
 
 namespace sinkhorn::cpu::SINKHORN_ISA {
 
-constexpr int64_t kQueryTile = 64;
-constexpr int64_t kKeyTile = 64;
-constexpr int64_t kRowGroup = 16;
+// Longer dot products are summed in parts of this size, which rounds less than one long sum.
+constexpr int64_t kScoreDepth = 64;
 
 template <class T>
 struct KeyRun {
@@ -46,51 +46,29 @@ struct KeyRun {
   T* grad_weight = nullptr;
 };
 
-// Buffers of one worker, and the geometry of the tile it works on.
+// Buffers of one worker.
 template <class T>
 struct TileBuffers {
-  int64_t width, ld;  // D, and D rounded up to vectors
-  T *q, *o, *result, *k, *kt, *v, *s;  // q, k, v, dout: room for copies, where rows need one
-  T *dout, *dq, *vt, *dp;
-  T *bias, *factors, *colsum, *lse, *delta;
+  static constexpr int64_t kTile = kQueryTile * kKeyTile;
+  int64_t width, ld;              // D, and D rounded up to vectors
+  T *q, *dout, *k, *v;            // room for copies of rows that cannot be read where they lie
+  T *qt, *dout_t;                 // [D, kQueryTile]
+  T *o, *result, *dq;             // [kQueryTile, ld]
+  T *st, *dpt, *factors, *drawn;  // [kKeyTile, kQueryTile]
+  T *bias, *sums, *shrink;
 
   static int64_t count(int64_t width) {
     const int64_t ld = round_up(width, kLanes<T>);
-    return 9 * kQueryTile * ld + 2 * kKeyTile * kQueryTile + 8 * kQueryTile + 2048;
+    return 9 * kQueryTile * ld + 4 * kTile + 3 * kQueryTile + 2048;
   }
   TileBuffers(int64_t d, T* memory) : width(d), ld(round_up(d, kLanes<T>)) {
     Scratch<T> scratch(memory);
-    T** wide[] = {&q, &o, &result, &k, &kt, &v, &dout, &dq, &vt};
+    T** wide[] = {&q, &dout, &k, &v, &qt, &dout_t, &o, &result, &dq};
     for (T** piece : wide) *piece = scratch.take(kQueryTile * ld);
-    s = scratch.take(kQueryTile * kKeyTile);
-    dp = scratch.take(kQueryTile * kKeyTile);
-    T** narrow[] = {&bias, &factors, &colsum, &lse, &delta};
+    T** tiles[] = {&st, &dpt, &factors, &drawn};
+    for (T** piece : tiles) *piece = scratch.take(kTile);
+    T** narrow[] = {&bias, &sums, &shrink};
     for (T** piece : narrow) *piece = scratch.take(kQueryTile);
-  }
-};
-
-// A key tile against the current query tile.
-struct TileShape {
-  int64_t rows, cols;
-  bool diagonal;
-  int64_t group;  // rows that share a product on the diagonal; 1 where NaN or inf must not spread
-
-  template <class F>
-  SINKHORN_INLINE void row_groups(const F& f) const {  // f(row, rows, columns seen)
-    if (!diagonal) return f(0, rows, cols);
-    for (int64_t r = 0; r < rows; r += group) {
-      f(r, min_of(group, rows - r), min_of(cols, r + group));
-    }
-  }
-  template <class F>
-  SINKHORN_INLINE void col_groups(const F& f) const {  // f(column, columns, first row that sees it)
-    if (!diagonal) return f(0, cols, 0);
-    for (int64_t c = 0; c < min_of(cols, rows); c += group) {
-      f(c, min_of(group, min_of(cols, rows) - c), c);
-    }
-  }
-  SINKHORN_INLINE int64_t last_column(int64_t row) const {
-    return diagonal ? min_of(row, cols - 1) : cols - 1;
   }
 };
 
@@ -100,6 +78,9 @@ class AttentionTile {
   AttentionTile(const TileBuffers<T>& buffers, T scale, const DropoutParams& dropout)
       : b_(buffers), scale_(scale), dropout_(dropout) {}
 
+  SoftmaxState<T> state;        // forward
+  SoftmaxGradient<T> gradient;  // backward
+
   // The queries: `rows` of them, the first at offset `offset` of its block; draw is the dropout
   // number of the first query's first slot, draws the numbers a query owns.
   void begin(int64_t rows, int64_t offset, uint64_t draw, uint64_t draws) {
@@ -108,11 +89,17 @@ class AttentionTile {
     draw_ = draw;
     draws_ = draws;
   }
-  void set_queries(const Rows<T>& q) { q_ = q; }
-  void set_gradients(const Rows<T>& dout) { dout_ = dout; }
+  void set_queries(const Rows<T>& q) {
+    q_ = q;
+    transpose(q, rows_, b_.width, b_.qt, kQueryTile);
+  }
+  void set_gradients(const Rows<T>& dout) {
+    dout_ = dout;
+    transpose(dout, rows_, b_.width, b_.dout_t, kQueryTile);
+  }
 
   void start_softmax() {
-    for (int64_t r = 0; r < rows_; ++r) state_[r] = SoftmaxState<T>{};
+    state.clear(rows_);
     fill(b_.o, rows_ * b_.ld, T(0));
   }
 
@@ -121,28 +108,24 @@ class AttentionTile {
       TileShape shape;
       if (!shape_of(run, p, &shape)) continue;
       const T* bias = load_bias(run, p, shape.cols);
-      transpose(keys_of(run, p, shape.cols), shape.cols, b_.width, b_.kt, kKeyTile);
+      scores(shape, keys_of(run, p, shape.cols), b_.qt, b_.st);
       const Rows<T> v = values_of(run, p, shape.cols);
       if (shape.diagonal && !v.all_finite(shape.cols, b_.width)) shape.group = 1;
-      scores(shape, b_.kt, q_, b_.s);
+      state.merge({shape, scale_, bias}, b_.st, b_.shrink);
+      for (int64_t r = 0; r < rows_; ++r) {
+        if (b_.shrink[r] != T(1)) scale_row(b_.o + r * b_.ld, b_.shrink[r]);
+      }
+      if (const T* z = factors_of(run, p)) {
+        for (int64_t c = 0; c < shape.cols * kQueryTile; ++c) b_.st[c] *= z[c];
+      }
       shape.row_groups([&](int64_t row, int64_t rows, int64_t cols) {
-        for (int64_t r = row; r < row + rows; ++r) {
-          T* s = b_.s + r * kKeyTile;
-          const ScoreRow<T> score{scale_, bias, shape.last_column(r)};
-          const int64_t width = round_up(cols, kLanes<T>);
-          const T shrink = state_[r].merge(score, s, width);
-          if (shrink != T(1)) scale_row(b_.o + r * b_.ld, shrink);
-          if (dropout_.active()) drop(run, p, r, width, s);
-        }
-        gemm<T>(rows, b_.ld, cols, {b_.s + row * kKeyTile, kKeyTile, 1, v.data, v.ld,
-                                    b_.o + row * b_.ld, b_.ld, true});
+        gemm<T>(rows, b_.ld, cols,
+                {b_.st + row, 1, kQueryTile, v.data, v.ld, b_.o + row * b_.ld, b_.ld, true});
       });
     }
   }
 
-  const SoftmaxState<T>& state(int64_t row) const { return state_[row]; }
-
-  // Needs queries, gradients, and lse and delta in the buffers; adds to dq and the run's gradients.
+  // Needs queries, gradients, and the softmax in `gradient`; adds to dq and the run's gradients.
   void backward(const KeyRun<T>& run) {
     for (int64_t p = 0; p < run.length; p += kKeyTile) {
       TileShape shape;
@@ -150,12 +133,17 @@ class AttentionTile {
       const T* bias = load_bias(run, p, shape.cols);
       const Rows<T> k = keys_of(run, p, shape.cols), v = values_of(run, p, shape.cols);
       if (shape.diagonal && !all_finite(k, v, shape.cols)) shape.group = 1;
-      transpose(k, shape.cols, b_.width, b_.kt, kKeyTile);
-      transpose(v, shape.cols, b_.width, b_.vt, kKeyTile);
-      scores(shape, b_.kt, q_, b_.s);
-      scores(shape, b_.vt, dout_, b_.dp);
-      if (run.grad_weight != nullptr) grad_weightless(run, p, shape);
-      score_gradients(run, p, shape, bias);
+      scores(shape, k, b_.qt, b_.st);
+      scores(shape, v, b_.dout_t, b_.dpt);
+      const T* z = factors_of(run, p);
+      if (run.grad_weight != nullptr) grad_weightless(run, p, shape, z);
+      fill(b_.sums, kKeyTile, T(0));
+      gradient.apply({shape, scale_, bias}, z, b_.st, b_.dpt,
+                     run.grad_weight == nullptr ? nullptr : b_.sums);
+      for (int64_t c = 0; run.grad_weight != nullptr && c < shape.cols; ++c) {
+        const T weight = run.weight[p + c];
+        if (weight > T(0)) run.grad_weight[p + c] += b_.sums[c] / weight;
+      }
       products(run, p, shape, k);
     }
   }
@@ -180,7 +168,6 @@ class AttentionTile {
       b_.bias[c] = bias;
       plain &= bias == T(0);
     }
-    fill(b_.bias + cols, kKeyTile - cols, -kInf<T>);
     return plain ? nullptr : b_.bias;
   }
 
@@ -210,10 +197,16 @@ class AttentionTile {
            q_.all_finite(rows_, b_.width) && dout_.all_finite(rows_, b_.width);
   }
 
-  void scores(const TileShape& shape, const T* transposed, const Rows<T>& rows, T* s) {
-    shape.row_groups([&](int64_t row, int64_t count, int64_t cols) {
-      gemm<T>(count, round_up(cols, kLanes<T>), b_.width,
-              {rows[row], rows.ld, 1, transposed, kKeyTile, s + row * kKeyTile, kKeyTile, false});
+  // to[key][query] = key . query, from rows of keys and transposed queries.
+  void scores(const TileShape& shape, const Rows<T>& keys, const T* queries, T* to) {
+    const int64_t end = round_up(rows_, kLanes<T>);
+    shape.col_groups([&](int64_t col, int64_t cols, int64_t row) {
+      const int64_t first = row / kLanes<T> * kLanes<T>;
+      for (int64_t d = 0; d < b_.width; d += kScoreDepth) {
+        gemm<T>(cols, end - first, min_of(kScoreDepth, b_.width - d),
+                {keys[col] + d, keys.ld, 1, queries + d * kQueryTile + first, kQueryTile,
+                 to + col * kQueryTile + first, kQueryTile, d > 0});
+      }
     });
   }
 
@@ -221,63 +214,46 @@ class AttentionTile {
     for (int64_t c = 0; c < b_.ld; c += kLanes<T>) store(row + c, load(row + c) * factor);
   }
 
-  const T* draw(const KeyRun<T>& run, int64_t p, int64_t row, int64_t width) {
-    const uint64_t first = draw_ + static_cast<uint64_t>(row) * draws_ +
-                           static_cast<uint64_t>(run.slot + p);
-    dropout_.factors(first, width, b_.factors);
+  // Dropout's factors of the tile, transposed as the scores are; null without dropout.
+  const T* factors_of(const KeyRun<T>& run, int64_t p) {
+    if (!dropout_.active()) return nullptr;
+    for (int64_t r = 0; r < rows_; ++r) {
+      const uint64_t first = draw_ + static_cast<uint64_t>(r) * draws_;
+      dropout_.factors(first + static_cast<uint64_t>(run.slot + p), kKeyTile,
+                       b_.drawn + r * kKeyTile);
+    }
+    transpose(Rows<T>{b_.drawn, kKeyTile}, rows_, kKeyTile, b_.factors, kQueryTile);
     return b_.factors;
   }
-  void drop(const KeyRun<T>& run, int64_t p, int64_t row, int64_t width, T* s) {
-    const T* z = draw(run, p, row, width);
-    for (int64_t c = 0; c < width; c += kLanes<T>) store(s + c, load(s + c) * load(z + c));
-  }
 
-  // The gradient of weights that are 0: their share is 0, but exp(score - lse) is not.
-  void grad_weightless(const KeyRun<T>& run, int64_t p, const TileShape& shape) {
+  // The gradient of weights that are 0: their share is 0, but exp(score) / sum is not.
+  void grad_weightless(const KeyRun<T>& run, int64_t p, const TileShape& shape, const T* z) {
+    // Not in the softmax, so not below its maximum: kept from overflowing into inf * 0.
+    const T most = sizeof(T) == 8 ? T(700) : T(80);
     for (int64_t c = 0; c < shape.cols; ++c) {
       if (run.weight[p + c] != T(0)) continue;
       T sum = T(0);
-      for (int64_t r = shape.diagonal ? c : 0; r < shape.rows; ++r) {
-        if (b_.lse[r] == -kInf<T>) continue;
-        const T z = dropout_.active() ? draw(run, p, r, c + 1)[c] : T(1);
-        // Not in the softmax, so not below its maximum: kept from overflowing into inf * 0.
-        const T most = sizeof(T) == 8 ? T(700) : T(80);
-        const T e = exp_of(min_of(b_.s[r * kKeyTile + c] * scale_ - b_.lse[r], most));
-        sum += e * (b_.dp[r * kKeyTile + c] * z - b_.delta[r]);
+      for (int64_t r = shape.diagonal ? c : 0; r < rows_; ++r) {
+        if (gradient.inverse[r] == T(0)) continue;
+        const int64_t at = c * kQueryTile + r;
+        const T e = exp_of(min_of(b_.st[at] * scale_ - gradient.largest[r], most));
+        const T dp = b_.dpt[at] * (z == nullptr ? T(1) : z[at]);
+        sum += e * gradient.inverse[r] * (dp - gradient.delta[r]);
       }
       run.grad_weight[p + c] += sum;
     }
   }
 
-  // Raw scores and dP become dropped weights and scale * dS; column sums go to grad_weight.
-  void score_gradients(const KeyRun<T>& run, int64_t p, const TileShape& shape, const T* bias) {
-    fill(b_.colsum, kKeyTile, T(0));
-    shape.row_groups([&](int64_t row, int64_t rows, int64_t cols) {
-      const int64_t width = round_up(cols, kLanes<T>);
-      for (int64_t r = row; r < row + rows; ++r) {
-        T* s = b_.s + r * kKeyTile;
-        T* dp = b_.dp + r * kKeyTile;
-        const T* z = dropout_.active() ? draw(run, p, r, width) : nullptr;
-        softmax_grad_row({scale_, bias, shape.last_column(r)}, b_.lse[r], b_.delta[r], z, width, s,
-                         dp, run.grad_weight == nullptr ? nullptr : b_.colsum);
-      }
-    });
-    for (int64_t c = 0; run.grad_weight != nullptr && c < shape.cols; ++c) {
-      const T weight = run.weight[p + c];
-      if (weight > T(0)) run.grad_weight[p + c] += b_.colsum[c] / weight;
-    }
-  }
-
   void products(const KeyRun<T>& run, int64_t p, const TileShape& shape, const Rows<T>& k) {
     shape.col_groups([&](int64_t col, int64_t cols, int64_t row) {
-      const int64_t rows = shape.rows - row, at = row * kKeyTile + col, to = (p + col) * b_.width;
-      gemm<T>(cols, b_.width, rows, {b_.s + at, 1, kKeyTile, dout_[row], dout_.ld,
+      const int64_t rows = rows_ - row, at = col * kQueryTile + row, to = (p + col) * b_.width;
+      gemm<T>(cols, b_.width, rows, {b_.st + at, kQueryTile, 1, dout_[row], dout_.ld,
                                      run.grad_value + to, b_.width, !run.fresh});
-      gemm<T>(cols, b_.width, rows, {b_.dp + at, 1, kKeyTile, q_[row], q_.ld,
+      gemm<T>(cols, b_.width, rows, {b_.dpt + at, kQueryTile, 1, q_[row], q_.ld,
                                      run.grad_key + to, b_.width, !run.fresh});
     });
     shape.row_groups([&](int64_t row, int64_t rows, int64_t cols) {
-      gemm<T>(rows, b_.ld, cols, {b_.dp + row * kKeyTile, kKeyTile, 1, k.data, k.ld,
+      gemm<T>(rows, b_.ld, cols, {b_.dpt + row, 1, kQueryTile, k.data, k.ld,
                                   b_.dq + row * b_.ld, b_.ld, true});
     });
   }
@@ -288,7 +264,6 @@ class AttentionTile {
   int64_t rows_ = 0, offset_ = 0;
   uint64_t draw_ = 0, draws_ = 0;
   Rows<T> q_{}, dout_{};
-  SoftmaxState<T> state_[kQueryTile];
 };
 
 }  // namespace sinkhorn::cpu::SINKHORN_ISA

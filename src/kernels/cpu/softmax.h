@@ -1,104 +1,145 @@
-// Rows of scores: visibility, the running softmax of forward, the gradient of backward.
+// Tiles of scores: visibility, the running softmax of forward, the gradient of backward.
+//
+// A tile is held transposed, st[key][query], kQueryTile queries to a row. Its vectors run over
+// queries, so that maxima and sums over keys are plain vector operations and each key's bias is one
+// number. On a diagonal tile key c is visible to queries c, c + 1, ...
 #pragma once
 
 #include "kernels/cpu/simd.h"
 
 namespace sinkhorn::cpu::SINKHORN_ISA {
 
-// How one row of a score tile is read. Column c is visible if c <= last and bias[c] > -inf; its
-// score is scale * s[c] + bias[c], bias being the logarithm of a sorted position's weight.
+constexpr int64_t kQueryTile = 64;
+constexpr int64_t kKeyTile = 64;
+constexpr int64_t kRowGroup = 16;
+
+// A key tile against the current query tile.
+struct TileShape {
+  int64_t rows, cols;  // queries, keys
+  bool diagonal;
+  int64_t group;  // queries that share a product on the diagonal; 1 where NaN or inf must not spread
+
+  template <class F>
+  SINKHORN_INLINE void row_groups(const F& f) const {  // f(query, queries, keys they may see)
+    if (!diagonal) return f(0, rows, cols);
+    for (int64_t r = 0; r < rows; r += group) {
+      f(r, min_of(group, rows - r), min_of(cols, r + group));
+    }
+  }
+  template <class F>
+  SINKHORN_INLINE void col_groups(const F& f) const {  // f(key, keys, first query that sees them)
+    if (!diagonal) return f(0, cols, 0);
+    for (int64_t c = 0; c < min_of(cols, rows); c += group) {
+      f(c, min_of(group, min_of(cols, rows) - c), c);
+    }
+  }
+  // The keys that queries [r, r + lanes) may meet in a product.
+  SINKHORN_INLINE int64_t keys_met(int64_t r, int64_t lanes) const {
+    return diagonal ? min_of(cols, round_up(r + lanes, kRowGroup)) : cols;
+  }
+};
+
+// How the scores of a tile are read: scale * s + bias[key], invisible where bias is -inf.
 template <class T>
-struct ScoreRow {
+struct ScoreTile {
+  TileShape shape;
   T scale;
   const T* bias;  // or null for 0
-  int64_t last;
 
-  template <class Op>
-  SINKHORN_INLINE void for_each(const T* s, int64_t width, const Op& op) const {
-    int64_t c = 0;
-    if (bias == nullptr) {
-      for (; c + kLanes<T> <= last + 1; c += kLanes<T>) op(c, load(s + c) * scale);
-    }
-    for (; c < width; c += kLanes<T>) op(c, masked(s, c));
+  SINKHORN_INLINE bool visible(int64_t c) const { return bias == nullptr || bias[c] != -kInf<T>; }
+  SINKHORN_INLINE Vec<T> score(const T* st, int64_t c, int64_t r) const {
+    const Vec<T> x = load(st + c * kQueryTile + r) * scale;
+    return bias == nullptr ? x : x + bias[c];
   }
-
- private:
-  SINKHORN_INLINE Vec<T> masked(const T* s, int64_t c) const {
-    const Vec<T> none = splat(-kInf<T>);
-    Vec<T> x = load(s + c) * scale;
-    if (bias != nullptr) {
-      const Vec<T> added = load(bias + c);
-      x = added == none ? none : x + added;
-    }
-    MaskVec<T> column;
-    for (int l = 0; l < kLanes<T>; ++l) column[l] = l;
-    const MaskVec<T> end = MaskVec<T>{} + static_cast<int>(min_of<int64_t>(last - c, kLanes<T>));
-    return column <= end ? x : none;
+  // x where query lanes r .. see key c, `otherwise` elsewhere.
+  SINKHORN_INLINE Vec<T> select(int64_t c, int64_t r, Vec<T> x, Vec<T> otherwise) const {
+    if (!shape.diagonal || c <= r) return x;
+    MaskVec<T> lane;
+    for (int l = 0; l < kLanes<T>; ++l) lane[l] = l;
+    const MaskVec<T> first = MaskVec<T>{} + static_cast<int>(c - r);
+    return lane >= first ? x : otherwise;
   }
 };
 
-// The running softmax of one query: the largest score so far, and the sum of exponentials below it.
-// A query that has seen nothing has sum 0; it normalises to output 0 and log-sum-exp -inf.
+// The running softmax of a tile's queries: the largest score so far, and the sum of exponentials below
+// it. A query that has seen nothing has sum 0; it normalises to 0.
 template <class T>
 struct SoftmaxState {
-  T largest = -kInf<T>;
-  T sum = T(0);
+  T largest[kQueryTile], sum[kQueryTile];
 
-  // Replaces a row of scores by exponentials and merges them in. Returns the factor by which what
-  // was gathered before shrinks.
-  SINKHORN_INLINE T merge(const ScoreRow<T>& row, T* s, int64_t width) {
-    Vec<T> top = splat(largest);
-    row.for_each(s, width, [&](int64_t c, Vec<T> x) {
-      store(s + c, x);
-      top = vmax<T>(top, x);
-    });
-    const T seen = max_lanes<T>(top);
-    const T base = seen == -kInf<T> ? T(0) : seen;
+  void clear(int64_t rows) {
+    for (int64_t r = 0; r < round_up(rows, kLanes<T>); ++r) {
+      largest[r] = -kInf<T>;
+      sum[r] = T(0);
+    }
+  }
+  // Replaces a tile of scores by exponentials and merges them in. shrink[r] becomes the factor by
+  // which what query r gathered before shrinks.
+  void merge(const ScoreTile<T>& tile, T* st, T* shrink) {
+    for (int64_t r = 0; r < tile.shape.rows; r += kLanes<T>) merge_lanes(tile, r, st, shrink);
+  }
+  T inverse(int64_t r) const { return sum[r] == T(0) ? T(0) : T(1) / sum[r]; }
+
+ private:
+  SINKHORN_INLINE void merge_lanes(const ScoreTile<T>& tile, int64_t r, T* st, T* shrink) {
+    const int64_t keys = tile.shape.keys_met(r, kLanes<T>);
+    const Vec<T> none = splat(-kInf<T>), zero = {}, one = splat(T(1)), old = load(largest + r);
+    Vec<T> top = old;
+    for (int64_t c = 0; c < keys; ++c) {
+      if (tile.visible(c)) top = vmax<T>(top, tile.select(c, r, tile.score(st, c, r), none));
+    }
+    const Vec<T> base = top == none ? zero : top;
     Vec<T> total = {};
-    for (int64_t c = 0; c < width; c += kLanes<T>) {
-      const Vec<T> e = vexp_weight(load(s + c) - base);
-      store(s + c, e);
+    for (int64_t c = 0; c < keys; ++c) {
+      Vec<T> e = zero;
+      if (tile.visible(c)) {
+        e = tile.select(c, r, vexp_weight(tile.score(st, c, r) - base), zero);
+      }
+      store(st + c * kQueryTile + r, e);
       total += e;
     }
-    const T shrink = largest == seen ? T(1) : exp_of(largest - base);
-    sum = sum * shrink + sum_lanes<T>(total);
-    largest = seen;
-    return shrink;
+    const Vec<T> factor = old == top ? one : vexp_weight(old - base);
+    store(shrink + r, factor);
+    store(sum + r, load(sum + r) * factor + total);
+    store(largest + r, top);
   }
-  SINKHORN_INLINE T inverse() const { return sum == T(0) ? T(0) : T(1) / sum; }
-  SINKHORN_INLINE T log_sum_exp() const { return sum == T(0) ? -kInf<T> : largest + log_of(sum); }
 };
 
-// Backward of one row. On entry s = raw scores, dp = gradient of the weights (before dropout).
-// On exit s = weights after dropout, dp = gradient of the raw scores. The gradient of the scores with
-// their scale and bias is added to colsum, where there is one.
+// What backward needs of a tile's queries.
 template <class T>
-SINKHORN_INLINE void softmax_grad_row(const ScoreRow<T>& row, T lse, T delta, const T* factors,
-                                      int64_t width, T* s, T* dp, T* colsum) {
-  if (lse == -kInf<T>) {
-    for (int64_t c = 0; c < width; c += kLanes<T>) {
-      store(s + c, Vec<T>{});
-      store(dp + c, Vec<T>{});
-    }
-    return;
+struct SoftmaxGradient {
+  T largest[kQueryTile], inverse[kQueryTile];  // of the finished softmax; +inf and 0 where empty
+  T delta[kQueryTile];                         // dO.O
+
+  void set(int64_t r, T top, T sum, T dot) {
+    largest[r] = sum == T(0) ? kInf<T> : top;
+    inverse[r] = sum == T(0) ? T(0) : T(1) / sum;
+    delta[r] = dot;
   }
-  row.for_each(s, width, [&](int64_t c, Vec<T> x) {
-    const Vec<T> none = splat(-kInf<T>);
-    Vec<T> p = vexp_weight(x - lse);
-    Vec<T> g = load(dp + c);
-    Vec<T> kept = p;
-    if (factors != nullptr) {
-      const Vec<T> z = load(factors + c);
-      g = g * z;
-      kept = p * z;
+
+  // On entry st = raw scores, dpt = gradients of the weights before dropout. On exit st = weights
+  // after dropout, dpt = gradients of the raw scores. `factors`, where there are any, is dropout's
+  // tile. The gradients of the finished scores are summed over queries into sums[key], where given.
+  void apply(const ScoreTile<T>& tile, const T* factors, T* st, T* dpt, T* sums) const {
+    for (int64_t r = 0; r < tile.shape.rows; r += kLanes<T>) {
+      const Vec<T> top = load(largest + r), inv = load(inverse + r), dot = load(delta + r);
+      const Vec<T> zero = {};
+      for (int64_t c = 0; c < tile.shape.keys_met(r, kLanes<T>); ++c) {
+        const int64_t at = c * kQueryTile + r;
+        Vec<T> p = zero, g = zero;
+        if (tile.visible(c)) {
+          p = tile.select(c, r, vexp_weight(tile.score(st, c, r) - top) * inv, zero);
+          const Vec<T> z = factors == nullptr ? splat(T(1)) : load(factors + at);
+          g = tile.select(c, r, p * (load(dpt + at) * z - dot), zero);
+          p = factors == nullptr ? p : p * z;
+        }
+        // Lanes behind the last query hold no one's gradient.
+        if (sums != nullptr) sums[c] += sum_lanes<T>(g);
+        store(st + at, p);
+        store(dpt + at, g * tile.scale);
+      }
     }
-    g = p * (g - delta);
-    const Vec<T> zero = {};
-    g = x == none ? zero : g;
-    if (colsum != nullptr) store(colsum + c, load(colsum + c) + g);
-    store(s + c, x == none ? zero : kept);
-    store(dp + c, g * row.scale);
-  });
-}
+  }
+};
 
 }  // namespace sinkhorn::cpu::SINKHORN_ISA

@@ -198,8 +198,7 @@ SINKHORN_INLINE void transpose_rows(const RowOf& row_of, int64_t rows, int64_t c
   typedef T Quad __attribute__((vector_size(4 * sizeof(T))));
   int64_t r = 0;
   for (; r + 4 <= rows; r += 4) {
-    int64_t c = 0;
-    for (; c + 4 <= cols; c += 4) {
+    for (int64_t c = 0; c + 4 <= cols; c += 4) {
       Quad a, b, d, e;
       memcpy(&a, row_of(r) + c, sizeof(a));
       memcpy(&b, row_of(r + 1) + c, sizeof(b));
@@ -216,13 +215,13 @@ SINKHORN_INLINE void transpose_rows(const RowOf& row_of, int64_t rows, int64_t c
 #pragma GCC unroll 4
       for (int q = 0; q < 4; ++q) memcpy(to + (c + q) * ld_to + r, &out[q], sizeof(Quad));
     }
-    for (; c < cols; ++c) {
-      for (int64_t q = 0; q < 4; ++q) to[c * ld_to + r + q] = row_of(r + q)[c];
+    for (int64_t d = cols - cols % 4; d < cols; ++d) {
+      for (int64_t q = 0; q < 4; ++q) to[d * ld_to + r + q] = row_of(r + q)[d];
     }
   }
   for (int64_t c = 0; c < cols; ++c) {
     for (int64_t q = r; q < rows; ++q) to[c * ld_to + q] = row_of(q)[c];
-    for (int64_t q = rows; q < ld_to; ++q) to[c * ld_to + q] = T(0);
+    if (rows < ld_to) fill(to + c * ld_to + rows, ld_to - rows, T(0));
   }
 }
 template <class T>

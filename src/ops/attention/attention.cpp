@@ -38,7 +38,7 @@ AttentionResult allocate_attention(const Tensor& query, const Tensor& key, const
   const bool separate =
       sort.has_value() && parse_combine("attention", combine) == Combine::kOutputs;
   const Tensor out = at::empty_symint(query.sym_sizes(), query.options());
-  const Tensor lse = at::empty_symint({batch, heads, separate ? 2 : 1, length}, options);
+  const Tensor stats = at::empty_symint({batch, heads, separate ? 2 : 1, 2, length}, options);
   const Tensor rng = at::empty({2}, query.options().dtype(at::kLong));
   Tensor sorted_key, sorted_value, weight;
   if (sort.has_value()) {
@@ -52,7 +52,7 @@ AttentionResult allocate_attention(const Tensor& query, const Tensor& key, const
   }
   const Tensor sorted_out =
       separate ? at::empty_symint(query.sym_sizes(), options) : at::empty({0}, options);
-  return {out, lse, sorted_key, sorted_value, weight, sorted_out, rng};
+  return {out, stats, sorted_key, sorted_value, weight, sorted_out, rng};
 }
 
 namespace {
@@ -91,9 +91,9 @@ class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
                         std::string causal, std::string combine, int64_t window,
                         const OptionalTensor& mask, std::optional<double> scale, double dropout_p) {
     at::AutoDispatchBelowAutograd below;
-    auto [out, lse, sorted_key, sorted_value, weight, sorted_out, rng] = call_fwd(
+    auto [out, stats, sorted_key, sorted_value, weight, sorted_out, rng] = call_fwd(
         query, key, value, sort, block, causal, combine, window, mask, scale, dropout_p);
-    context->save_for_backward({query, key, value, or_undefined(sort), out, lse, sorted_key,
+    context->save_for_backward({query, key, value, or_undefined(sort), out, stats, sorted_key,
                                 sorted_value, weight, sorted_out, rng, or_undefined(mask)});
     auto& data = context->saved_data;
     data["block"] = block;

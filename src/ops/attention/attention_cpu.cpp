@@ -22,11 +22,11 @@ AttentionResult attention_fwd_cpu(const Tensor& query, const Tensor& key, const 
                                   double dropout_p) {
   check_attention(query, key, value, sort, block, causal, combine, window, mask, scale, dropout_p);
   AttentionResult result = allocate_attention(query, key, value, sort, block, combine);
-  auto& [out, lse, sorted_key, sorted_value, weight, sorted_out, rng] = result;
+  auto& [out, stats, sorted_key, sorted_value, weight, sorted_out, rng] = result;
   for (const Tensor& x : {out, sorted_key, sorted_value}) prefer_large_pages(x);
   rng = draw_rng(dropout_p);
   AttentionCall call(query, key, value, sort, block, mask, scale);
-  call.set_saved(out, lse, sorted_key, sorted_value, weight);
+  call.set_saved(out, stats, sorted_key, sorted_value, weight);
   call.p.sorted_out = sorted_out.data_ptr();
   set_options(call, causal, combine, window, dropout_p, rng);
   cpu::kernels().attention_fwd(call.p, executor());
@@ -35,12 +35,12 @@ AttentionResult attention_fwd_cpu(const Tensor& query, const Tensor& key, const 
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> attention_bwd_cpu(
     const Tensor& grad, const Tensor& query, const Tensor& key, const Tensor& value,
-    const OptionalTensor& sort, const Tensor& out, const Tensor& lse, const Tensor& sorted_key,
+    const OptionalTensor& sort, const Tensor& out, const Tensor& stats, const Tensor& sorted_key,
     const Tensor& sorted_value, const Tensor& weight, const Tensor& sorted_out, const Tensor& rng,
     int64_t block, std::string_view causal, std::string_view combine, int64_t window,
     const OptionalTensor& mask, std::optional<double> scale, double dropout_p) {
   AttentionCall call(query, key, value, sort, block, mask, scale);
-  call.set_saved(out, lse, sorted_key, sorted_value, weight);
+  call.set_saved(out, stats, sorted_key, sorted_value, weight);
   call.p.sorted_out = sorted_out.data_ptr();
   set_options(call, causal, combine, window, dropout_p, rng);
   const AttentionGradients gradients(call, grad, query, key, sort);

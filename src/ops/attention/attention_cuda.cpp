@@ -16,18 +16,18 @@ AttentionResult attention_fwd_cuda(const Tensor& query, const Tensor& key, const
                                    std::optional<double> scale, double dropout_p) {
   check_attention(query, key, value, sort, block, causal, combine, window, mask, scale, dropout_p);
   AttentionResult result = allocate_attention(query, key, value, sort, block, combine);
-  auto& [out, lse, sorted_key, sorted_value, weight, sorted_out, rng] = result;
+  auto& [out, stats, sorted_key, sorted_value, weight, sorted_out, rng] = result;
   rng = composite::draw_rng(dropout_p, query);
   out = composite::attention(query, key, value, sort, block, causal, combine, window, mask, scale,
                              dropout_p, rng);
   // Backward starts from the inputs and reads nothing else that is saved.
-  for (Tensor* unused : {&lse, &sorted_key, &sorted_value, &weight, &sorted_out}) unused->zero_();
+  for (Tensor* unused : {&stats, &sorted_key, &sorted_value, &weight, &sorted_out}) unused->zero_();
   return result;
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> attention_bwd_cuda(
     const Tensor& grad, const Tensor& query, const Tensor& key, const Tensor& value,
-    const OptionalTensor& sort, const Tensor& /*out*/, const Tensor& /*lse*/,
+    const OptionalTensor& sort, const Tensor& /*out*/, const Tensor& /*stats*/,
     const Tensor& /*sorted_key*/, const Tensor& /*sorted_value*/, const Tensor& /*weight*/,
     const Tensor& /*sorted_out*/, const Tensor& rng, int64_t block, std::string_view causal,
     std::string_view combine, int64_t window, const OptionalTensor& mask,

@@ -35,10 +35,10 @@ struct AttentionCall {
     p.scale = scale.value_or(1.0 / std::sqrt(static_cast<double>(s.width)));
   }
 
-  void set_saved(const Tensor& out, const Tensor& lse, const Tensor& sorted_key,
+  void set_saved(const Tensor& out, const Tensor& stats, const Tensor& sorted_key,
                  const Tensor& sorted_value, const Tensor& weight) {
     p.out = view_of(out);
-    p.lse = lse.data_ptr();
+    p.stats = stats.data_ptr();
     p.sort.sorted_key = sorted_key.data_ptr();
     p.sort.sorted_value = sorted_value.data_ptr();
     p.sort.weight = weight.data_ptr();

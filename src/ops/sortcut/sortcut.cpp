@@ -24,7 +24,7 @@ SortcutResult allocate_sortcut(const Tensor& query, const Tensor& key, const Ten
   const auto used = used_block(key.sym_size(2), block);
   const auto options = query.options().dtype(compute_type(query.scalar_type()));
   return {at::empty_symint(query.sym_sizes(), query.options()),
-          at::empty_symint({batch, heads, 1, query.sym_size(2)}, options),
+          at::empty_symint({batch, heads, 1, 2, query.sym_size(2)}, options),
           at::empty_symint({batch, heads, budget, used, width}, options),
           at::empty_symint({batch, heads, budget, used, width}, options),
           at::empty_symint({batch, heads, budget, used + 1}, options),
@@ -61,9 +61,9 @@ class SortcutFunction : public torch::autograd::Function<SortcutFunction> {
                         const Tensor& value, const Tensor& sort, int64_t block, int64_t budget,
                         const OptionalTensor& mask, std::optional<double> scale, double dropout_p) {
     at::AutoDispatchBelowAutograd below;
-    auto [out, lse, sorted_key, sorted_value, weight, rng] =
+    auto [out, stats, sorted_key, sorted_value, weight, rng] =
         call_fwd(query, key, value, sort, block, budget, mask, scale, dropout_p);
-    context->save_for_backward({query, key, value, sort, out, lse, sorted_key, sorted_value, weight,
+    context->save_for_backward({query, key, value, sort, out, stats, sorted_key, sorted_value, weight,
                                 rng, or_undefined(mask)});
     auto& data = context->saved_data;
     data["block"] = block;

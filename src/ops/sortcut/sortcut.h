@@ -11,7 +11,7 @@ void check_sortcut(const Tensor& query, const Tensor& key, const Tensor& value, 
                    int64_t block, int64_t budget, const OptionalTensor& mask,
                    std::optional<double> scale, double dropout_p);
 
-// out, lse [B, H, 1, Lq], sorted_key and sorted_value [B, H, budget, b, D],
+// out, stats [B, H, 1, 2, Lq], sorted_key and sorted_value [B, H, budget, b, D],
 // weight [B, H, budget, b + 1], rng [2].
 using SortcutResult = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 

@@ -20,11 +20,11 @@ SortcutResult sortcut_fwd_cpu(const Tensor& query, const Tensor& key, const Tens
                               double dropout_p) {
   check_sortcut(query, key, value, sort, block, budget, mask, scale, dropout_p);
   SortcutResult result = allocate_sortcut(query, key, value, sort, block, budget);
-  auto& [out, lse, sorted_key, sorted_value, weight, rng] = result;
+  auto& [out, stats, sorted_key, sorted_value, weight, rng] = result;
   for (const Tensor& x : {out, sorted_key, sorted_value}) prefer_large_pages(x);
   rng = draw_rng(dropout_p);
   AttentionCall call(query, key, value, sort, block, mask, scale);
-  call.set_saved(out, lse, sorted_key, sorted_value, weight);
+  call.set_saved(out, stats, sorted_key, sorted_value, weight);
   set_options(call, budget, dropout_p, rng);
   cpu::kernels().sortcut_fwd(call.p, executor());
   return result;
@@ -32,11 +32,11 @@ SortcutResult sortcut_fwd_cpu(const Tensor& query, const Tensor& key, const Tens
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> sortcut_bwd_cpu(
     const Tensor& grad, const Tensor& query, const Tensor& key, const Tensor& value,
-    const Tensor& sort, const Tensor& out, const Tensor& lse, const Tensor& sorted_key,
+    const Tensor& sort, const Tensor& out, const Tensor& stats, const Tensor& sorted_key,
     const Tensor& sorted_value, const Tensor& weight, const Tensor& rng, int64_t block,
     int64_t budget, const OptionalTensor& mask, std::optional<double> scale, double dropout_p) {
   AttentionCall call(query, key, value, sort, block, mask, scale);
-  call.set_saved(out, lse, sorted_key, sorted_value, weight);
+  call.set_saved(out, stats, sorted_key, sorted_value, weight);
   set_options(call, budget, dropout_p, rng);
   const AttentionGradients gradients(call, grad, query, key, sort);
   cpu::kernels().sortcut_bwd(call.p, executor());

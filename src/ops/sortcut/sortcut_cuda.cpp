@@ -14,17 +14,17 @@ SortcutResult sortcut_fwd_cuda(const Tensor& query, const Tensor& key, const Ten
                                double dropout_p) {
   check_sortcut(query, key, value, sort, block, budget, mask, scale, dropout_p);
   SortcutResult result = allocate_sortcut(query, key, value, sort, block, budget);
-  auto& [out, lse, sorted_key, sorted_value, weight, rng] = result;
+  auto& [out, stats, sorted_key, sorted_value, weight, rng] = result;
   rng = composite::draw_rng(dropout_p, query);
   out = composite::sortcut(query, key, value, sort, block, budget, mask, scale, dropout_p, rng);
   // Backward starts from the inputs and reads nothing else that is saved.
-  for (Tensor* unused : {&lse, &sorted_key, &sorted_value, &weight}) unused->zero_();
+  for (Tensor* unused : {&stats, &sorted_key, &sorted_value, &weight}) unused->zero_();
   return result;
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> sortcut_bwd_cuda(
     const Tensor& grad, const Tensor& query, const Tensor& key, const Tensor& value,
-    const Tensor& sort, const Tensor& /*out*/, const Tensor& /*lse*/, const Tensor& /*sorted_key*/,
+    const Tensor& sort, const Tensor& /*out*/, const Tensor& /*stats*/, const Tensor& /*sorted_key*/,
     const Tensor& /*sorted_value*/, const Tensor& /*weight*/, const Tensor& rng, int64_t block,
     int64_t budget, const OptionalTensor& mask, std::optional<double> scale, double dropout_p) {
   const auto gradients = composite::recompute_gradients(
