@@ -107,7 +107,7 @@ void backward_block(const AttentionHead<T>& h, int64_t i, T* scratch) {
   }
   if (h.sorts()) {
     const KeyRun<T> sorted = runs.sorted();
-    fill(sorted.grad_weight, s.block, T(0));
+    if (h.weighted) fill(sorted.grad_weight, s.block, T(0));
     if (sorted.length == 0 || !runs.once()) {
       fill(sorted.grad_key, s.block * s.width, T(0));
       fill(sorted.grad_value, s.block * s.width, T(0));
@@ -157,8 +157,8 @@ void run_fwd(const AttentionParams& p, const Executor& executor) {
 
 // Rounds of blocks that add to different keys; see the top of the file.
 template <class T>
-void backward_blocks(const AttentionParams& p, const SortedGradients<T>& sorted, HeadRange heads,
-                     const Executor& executor) {
+void backward_blocks(const AttentionParams& p, const BlockFlags& flags,
+                     const SortedGradients<T>& sorted, HeadRange heads, const Executor& executor) {
   const SortParams& s = p.sort;
   if (s.window > 0) {
     for_each_task<T>(executor, heads.count(), 0, [&](int64_t task, T*) {
@@ -173,7 +173,7 @@ void backward_blocks(const AttentionParams& p, const SortedGradients<T>& sorted,
     const int64_t blocks = (s.blocks - round + rounds - 1) / rounds;
     for_each_task<T>(executor, heads.count() * blocks, TileBuffers<T>::count(s.width),
                      [&](int64_t task, T* scratch) {
-                       const AttentionHead<T> h(p, heads.begin + task / blocks, &sorted);
+                       const AttentionHead<T> h(p, heads.begin + task / blocks, flags, sorted);
                        backward_block(h, task % blocks * rounds + round, scratch);
                      });
   }
@@ -186,7 +186,7 @@ void run_bwd(const AttentionParams& p, const Executor& executor) {
   SortedGradients<T> sorted(s, s.sort.data == nullptr ? 0 : heads_to_a_group<T>(s));
   for_each_head_group<T>(s, [&](HeadRange heads) {
     sorted.start_at(heads.begin);
-    backward_blocks<T>(p, sorted, heads, executor);
+    backward_blocks<T>(p, flags, sorted, heads, executor);
     if (s.sort.data != nullptr) sort_bwd<T>(s, flags, sorted, heads, executor);
   });
   clear_masked_gradients<T>(p, executor);

@@ -11,14 +11,17 @@ template <class T>
 struct AttentionHead {
   const AttentionParams& p;
   int64_t batch, head;
-  const SortedGradients<T>* sorted;  // backward only
+  const SortedGradients<T>* sorted = nullptr;  // backward only
+  bool weighted = false;                       // backward: a source is not full, weights vary
 
-  AttentionHead(const AttentionParams& params, int64_t index,
-                const SortedGradients<T>* sorted_gradients = nullptr)
-      : p(params),
-        batch(index / params.sort.heads),
-        head(index % params.sort.heads),
-        sorted(sorted_gradients) {}
+  AttentionHead(const AttentionParams& params, int64_t index)
+      : p(params), batch(index / params.sort.heads), head(index % params.sort.heads) {}
+  AttentionHead(const AttentionParams& params, int64_t index, const BlockFlags& flags,
+                const SortedGradients<T>& gradients)
+      : AttentionHead(params, index) {
+    sorted = &gradients;
+    weighted = !flags.all_full(batch);
+  }
 
   int64_t index() const { return batch * p.sort.heads + head; }
   bool sorts() const { return p.sort.sort.data != nullptr; }
@@ -58,7 +61,7 @@ struct AttentionHead {
       const int64_t row = i * p.sort.block;
       run.grad_key = sorted->key(index()) + row * p.sort.width;
       run.grad_value = sorted->value(index()) + row * p.sort.width;
-      run.grad_weight = sorted->weight(index()) + row;
+      if (weighted) run.grad_weight = sorted->weight(index()) + row;
     }
     return run;
   }

@@ -122,7 +122,7 @@ class CausalSweep {
     memcpy(to, from, sizeof(T) * static_cast<size_t>(count));
   }
 
-  // Column terms C of every iteration for rows [first, end), into stretch_; running_ moves on.
+  // C (prefix) or S (prior) of every iteration for rows [first, end), into stretch_; running_ moves on.
   void replay(int64_t first, int64_t end) {
     for (int64_t r = first; r < end; ++r) {
       const int64_t n = h_.reach(r);
@@ -131,8 +131,9 @@ class CausalSweep {
       for (int64_t c = 0; c < n; c += kLanes<T>) {
         Vec<T> x = load(row_ + c) - row_term(r, 0);
         for (int64_t k = 1; k <= steps_; ++k) {
+          const Vec<T> before = load(running_ + (k - 1) * ld_ + c);
           const Vec<T> term = advance(k, c, n, x);
-          store(to + (k - 1) * ld_ + c, term);
+          store(to + (k - 1) * ld_ + c, prefix() ? term : before);
           x = x - term - row_term(r, k);
         }
       }
@@ -147,7 +148,8 @@ class CausalSweep {
       Vec<T> x = load(row_ + c) - row_term(r, 0);
       store(chain_ + c, x);
       for (int64_t k = 1; k <= steps_; ++k) {
-        x = x - load(terms + (k - 1) * ld_ + c) - row_term(r, k);
+        const Vec<T> kept = load(terms + (k - 1) * ld_ + c);
+        x = x - (prefix() ? kept : vlog1p(kept)) - row_term(r, k);
         store(chain_ + k * ld_ + c, x);
       }
     }
@@ -177,7 +179,7 @@ class CausalSweep {
         store(grad_ + c, inside ? dz - vexp(z) * sum : zero);
       } else {
         store(grad_ + c, inside ? dz - vexp(load(chain_ + (k - 1) * ld_ + c)) * old : zero);
-        store(suffix + c, inside ? old + dz * vexp(-own) : zero);
+        store(suffix + c, inside ? old + dz / (T(1) + own) : zero);
       }
     }
   }
@@ -206,7 +208,7 @@ class CausalSweep {
   T* running_;        // [K, ld]: C, or S
   T *suffix_, *below_;  // [K, ld]: W, and C of the row below
   T* chain_;          // [K + 1, ld]
-  T* stretch_;        // [stride, K, ld]
+  T* stretch_;        // [stride, K, ld]: C, or S
   T* checkpoints_;    // [N / stride, K, ld]
 };
 

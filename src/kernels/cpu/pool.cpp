@@ -4,8 +4,9 @@
 //   causal       pooled[i] = sum over real tokens 0 .. i*b
 //   recent       pooled[i] = sum over real tokens i*b - b + 1 .. i*b
 //
-// divided by their number for mean and recent. Tasks are (batch, slice of E). A causal sum is kept
-// as the sum of whole blocks so far plus the block's first token: two levels round less than one.
+// divided by their number for mean and recent. Tasks are (batch, slice of E). Sums are compensated:
+// what rounding lost of each addition is carried along, so a sum over a long sequence stays exact to
+// its last digits.
 // Backward gives token t the gradient of every pool that holds it: one pool, or for the causal sum
 // all pools i >= ceil(t / b), a running sum from the end.
 #include "kernels/cpu/table.h"
@@ -17,6 +18,25 @@ namespace {
 
 constexpr int64_t kSlice = 64;
 
+// A row of running sums with what rounding has lost of them (Kahan).
+template <class T>
+struct Sums {
+  T *sum, *lost;
+
+  void clear(int64_t count) const {
+    fill(sum, count, T(0));
+    fill(lost, count, T(0));
+  }
+  SINKHORN_INLINE void add(const T* row, int64_t count) const {
+    for (int64_t c = 0; c < count; ++c) {
+      const T y = row[c] - lost[c];
+      const T next = sum[c] + y;
+      lost[c] = (next - sum[c]) - y;
+      sum[c] = next;
+    }
+  }
+};
+
 // Columns [first, first + count) of one sequence.
 template <class T>
 struct Slice {
@@ -27,11 +47,11 @@ struct Slice {
   int64_t at(const View& v, int64_t row) const {
     return offset_of(v, batch, 0, row) + first * v.stride[3];
   }
-  void add_tokens(int64_t begin, int64_t end, T* row, T* sum) const {
+  void add_tokens(int64_t begin, int64_t end, T* row, const Sums<T>& sums) const {
     for (int64_t t = begin; t < end; ++t) {
       if (!real(t)) continue;
       load_row(p.x, at(p.x, t), count, row);
-      for (int64_t c = 0; c < count; ++c) sum[c] += row[c];
+      sums.add(row, count);
     }
   }
   int64_t count_real(int64_t begin, int64_t end) const {
@@ -39,7 +59,7 @@ struct Slice {
     for (int64_t t = begin; t < end; ++t) n += real(t);
     return n;
   }
-  // The tokens of pool i when it is a plain range: not causal, or recent.
+  // The tokens of pool i; where it is cumulative, those that pool i - 1 does not have.
   int64_t begin(int64_t i) const {
     return p.causal ? max_of<int64_t>(0, i * p.block - p.block + 1) : i * p.block;
   }
@@ -65,27 +85,18 @@ void store_pool(const Slice<T>& s, int64_t i, int64_t n, const T* sum, T* row) {
 template <class T>
 void pool_slice(const Slice<T>& s, T* scratch) {
   const PoolParams& p = s.p;
-  T *row = scratch, *sum = scratch + kSlice, *blocks = scratch + 2 * kSlice;
-  if (!s.cumulative()) {
-    for (int64_t i = 0; i < p.blocks; ++i) {
-      fill(sum, s.count, T(0));
-      s.add_tokens(s.begin(i), s.end(i), row, sum);
-      store_pool(s, i, s.count_real(s.begin(i), s.end(i)), sum, row);
-    }
-    return;
-  }
-  fill(blocks, s.count, T(0));
+  T* row = scratch;
+  const Sums<T> sums{scratch + kSlice, scratch + 2 * kSlice};
+  sums.clear(s.count);
   int64_t n = 0;
   for (int64_t i = 0; i < p.blocks; ++i) {
-    const int64_t begin = i * p.block, end = min_of(p.length, begin + p.block);
-    fill(sum, s.count, T(0));
-    s.add_tokens(begin, begin + 1, row, sum);
-    T* pooled = scratch + 3 * kSlice;
-    for (int64_t c = 0; c < s.count; ++c) pooled[c] = blocks[c] + sum[c];
-    store_pool(s, i, n + s.count_real(begin, begin + 1), pooled, row);
-    s.add_tokens(begin + 1, end, row, sum);
-    for (int64_t c = 0; c < s.count; ++c) blocks[c] += sum[c];
-    n += s.count_real(begin, end);
+    if (!s.cumulative()) {
+      sums.clear(s.count);
+      n = 0;
+    }
+    s.add_tokens(s.begin(i), s.end(i), row, sums);
+    n += s.count_real(s.begin(i), s.end(i));
+    store_pool(s, i, n, sums.sum, row);
   }
 }
 
@@ -100,20 +111,22 @@ void store_token_gradients(const Slice<T>& s, int64_t begin, int64_t end, const 
 template <class T>
 void pool_grad_slice(const Slice<T>& s, T* scratch) {
   const PoolParams& p = s.p;
-  T *row = scratch, *sum = scratch + kSlice, *zero = scratch + 2 * kSlice;
-  fill(sum, s.count, T(0));
+  T *row = scratch, *zero = scratch + 3 * kSlice;
+  const Sums<T> sums{scratch + kSlice, scratch + 2 * kSlice};
+  sums.clear(s.count);
   int64_t n = s.cumulative() ? s.count_real(0, (p.blocks - 1) * p.block + 1) : 0;
   // Under a causal rule tokens past the last block's first are in no pool.
-  if (p.causal) store_token_gradients(s, (p.blocks - 1) * p.block + 1, p.length, sum, zero);
+  if (p.causal) store_token_gradients(s, (p.blocks - 1) * p.block + 1, p.length, sums.sum, zero);
   for (int64_t i = p.blocks - 1; i >= 0; --i) {
     if (!s.cumulative()) {
       n = s.count_real(s.begin(i), s.end(i));
-      fill(sum, s.count, T(0));
+      sums.clear(s.count);
     }
     load_row(p.pooled, s.at(p.pooled, i), s.count, row);
     const T factor = s.factor(n);
-    for (int64_t c = 0; c < s.count; ++c) sum[c] += n == 0 ? T(0) : row[c] * factor;
-    store_token_gradients(s, s.begin(i), s.end(i), sum, zero);
+    for (int64_t c = 0; c < s.count; ++c) row[c] = n == 0 ? T(0) : row[c] * factor;
+    sums.add(row, s.count);
+    store_token_gradients(s, s.begin(i), s.end(i), sums.sum, zero);
     if (s.cumulative()) n -= s.count_real(s.begin(i), s.end(i));
   }
 }

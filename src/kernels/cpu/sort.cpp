@@ -174,20 +174,41 @@ void unsort_slice(const Head<T>& h, const T* grad_sorted, T* grad, int64_t first
   }
 }
 
-// Which destinations [i0, i0 + count) of one head gain from K and V: a slice of rows of dR.
+// Adds a tile to another, carrying along what rounding loses (Kahan).
+template <class T>
+void add_compensated(const T* x, int64_t count, T* sum, T* lost) {
+  for (int64_t c = 0; c < count; ++c) {
+    const T y = x[c] - lost[c];
+    const T next = sum[c] + y;
+    lost[c] = (next - sum[c]) - y;
+    sum[c] = next;
+  }
+}
+
+// Scratch of grad_sort_rows.
+template <class T>
+int64_t grad_sort_scratch(const SortParams& p) {
+  return kPanel<T> * (2 * slice_positions(p, kRowDepth) * p.width + 3 * kRowsPerTask);
+}
+
+// Rows [i0, i0 + count) of dR, without the weights' share: all of b * D is summed, a long way for one
+// entry, so slices of kRowDepth are summed by themselves and added with compensation.
 template <class T>
 void grad_sort_rows(const Head<T>& h, int64_t i0, int64_t count, T* scratch) {
   const SortParams& p = h.p;
-  const int64_t block_cols = p.block * p.width;
-  const int64_t positions = slice_positions(p, kRowDepth);
-  const int64_t deep_cols = positions * p.width;
-  T* transposed = scratch;                             // [deep_cols, kPanel]
-  T* rows_buffer = transposed + kPanel<T> * deep_cols;  // [kPanel, deep_cols]
+  const int64_t block_cols = p.block * p.width, numbers = count * kPanel<T>;
+  const int64_t positions = slice_positions(p, kRowDepth), deep = positions * p.width;
+  T* transposed = scratch;                         // [deep, kPanel]
+  T* copies = transposed + kPanel<T> * deep;       // [kPanel, deep]
+  T* slice = copies + kPanel<T> * deep;            // [kRowsPerTask, kPanel], as the next two
+  T *sum = slice + kPanel<T> * kRowsPerTask, *lost = sum + kPanel<T> * kRowsPerTask;
   T* grad = static_cast<T*>(p.grad_sort) + (h.index() * p.blocks + i0) * p.blocks;
   const int64_t sources = h.sources(i0 + count - 1);
   for (int64_t i = 0; i < count; ++i) fill(grad + i * p.blocks, p.blocks, T(0));
   for (int64_t j0 = 0; j0 < sources; j0 += kPanel<T>) {
     const int64_t cols = min_of(kPanel<T>, sources - j0);
+    fill(sum, numbers, T(0));
+    fill(lost, numbers, T(0));
     for (int side = 0; side < 2; ++side) {
       const View& from = side == 0 ? p.key : p.value;
       const T* g = (side == 0 ? h.sorted->key(h.index()) : h.sorted->value(h.index())) +
@@ -196,13 +217,17 @@ void grad_sort_rows(const Head<T>& h, int64_t i0, int64_t count, T* scratch) {
         const int64_t n = min_of(positions, p.block - q);
         const T* rows[kPanel<T>];
         for (int64_t c = 0; c < cols; ++c) {
-          rows[c] = h.block_row(from, j0 + c, q, n, rows_buffer + c * deep_cols);
+          rows[c] = h.block_row(from, j0 + c, q, n, copies + c * deep);
         }
         transpose_rows<T>([&](int64_t r) { return rows[r]; }, cols, n * p.width, transposed,
                           kPanel<T>);
-        gemm<T>(count, cols, n * p.width,
-                {g + q * p.width, block_cols, 1, transposed, kPanel<T>, grad + j0, p.blocks, true});
+        gemm<T>(count, kPanel<T>, n * p.width, {g + q * p.width, block_cols, 1, transposed,
+                                                kPanel<T>, slice, kPanel<T>, false});
+        add_compensated(slice, numbers, sum, lost);
       }
+    }
+    for (int64_t i = 0; i < count; ++i) {
+      for (int64_t c = 0; c < cols; ++c) grad[i * p.blocks + j0 + c] = sum[i * kPanel<T> + c];
     }
   }
 }
@@ -325,7 +350,7 @@ void sort_bwd(const SortParams& p, const BlockFlags& flags, const SortedGradient
                      min_of(step, p.block - first), scratch);
       });
   const int64_t row_tasks = (p.rows + kRowsPerTask - 1) / kRowsPerTask;
-  const int64_t wanted = 2 * kPanel<T> * slice_positions(p, kRowDepth) * p.width;
+  const int64_t wanted = grad_sort_scratch<T>(p);
   for_each_task<T>(executor, heads.count() * row_tasks, wanted, [&](int64_t task, T* scratch) {
     const int64_t index = heads.begin + task / row_tasks, i0 = task % row_tasks * kRowsPerTask;
     const Head<T> h{p, flags, index / p.heads, index % p.heads, &sorted};

@@ -71,7 +71,7 @@ void backward_chunk(const AttentionHead<T>& h, const ChunkSums<T>& sums, T* sum,
         const int64_t key = run.slot / h.dropout_block() * p.sort.block;
         run.grad_key = sum + key * sums.width;
         run.grad_value = sum + (sums.keys + key) * sums.width;
-        run.grad_weight = sum + 2 * sums.keys * sums.width + key;
+        if (h.weighted) run.grad_weight = sum + 2 * sums.keys * sums.width + key;
         f(run);
       });
     });
@@ -102,13 +102,15 @@ void run_bwd(const AttentionParams& p, const Executor& executor) {
   const int64_t chunks = (p.queries + size - 1) / size;
   const size_t numbers = static_cast<size_t>(heads * chunks * ChunkSums<T>::count(keys, s.width));
   const ChunkSums<T> sums{keys, s.width, static_cast<T*>(allocate_scratch(numbers * sizeof(T)))};
+  const SortedGradients<T> sorted(s, heads);
+  const BlockFlags flags(s.batch, s.length, s.block, s.real);
   for_each_task<T>(executor, heads * chunks, TileBuffers<T>::count(s.width),
                    [&](int64_t task, T* scratch) {
                      const int64_t first = task % chunks * size;
-                     backward_chunk(AttentionHead<T>(p, task / chunks), sums, sums.chunk(task),
-                                    first, min_of(size, p.queries - first), scratch);
+                     const AttentionHead<T> h(p, task / chunks, flags, sorted);
+                     backward_chunk(h, sums, sums.chunk(task), first,
+                                    min_of(size, p.queries - first), scratch);
                    });
-  const SortedGradients<T> sorted(s, heads);
   for_each_task<T>(executor, heads, 0, [&](int64_t index, T*) {
     add_chunks(sums, index, chunks, sorted);
     const int64_t count = s.length * s.width;
@@ -118,7 +120,6 @@ void run_bwd(const AttentionParams& p, const Executor& executor) {
     fill(static_cast<T*>(s.grad_sort) + ((index + 1) * s.blocks * s.blocks - unread), unread, T(0));
   });
   free_scratch(sums.memory);
-  const BlockFlags flags(s.batch, s.length, s.block, s.real);
   sort_bwd<T>(s, flags, sorted, {0, heads}, executor);
   clear_masked_gradients<T>(p, executor);
 }
