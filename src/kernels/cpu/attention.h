@@ -140,7 +140,7 @@ void attention_bwd_tile(const AttentionHead<T>& h, const TileBuffers<T>& b, Atte
       }
       tile.gradient.set(r, h.largest(term)[token + r], h.sum(term)[token + r], delta);
     }
-    visit(term, [&](const KeyRun<T>& run) { tile.backward(run); });
+    tile.backward([&](const auto& f) { visit(term, f); });
   }
   store_queries(h, b, p.grad_query, b.dq, token, rows);
 }

@@ -8,7 +8,7 @@
 //   backward  P' = exp(scale S' + log weight - max) / sum,  dP' = V dO',  dS' = P' (dP' - delta)
 //             dV += P' dO,  dK += scale dS' Q,  dQ += scale dS K,  dweight = sum of dS' / weight
 //
-// with delta = dO.O of the softmax. Q and dO are transposed once a tile; keys and values are read
+// with delta = sum over keys of P dP = dO.O. Q and dO are transposed once a tile; keys and values are read
 // where they lie. Backward recomputes S from the saved maximum and sum; no score leaves the tile. On a
 // diagonal tile products run over groups of queries and skip what lies above.
 #pragma once
@@ -20,6 +20,9 @@
 #include "kernels/cpu/tiles.h"
 
 namespace sinkhorn::cpu::SINKHORN_ISA {
+
+// Up to so many key tiles are kept while delta is summed; with more, dO.O serves.
+constexpr int64_t kKeptTiles = 8;
 
 // Longer dot products are summed in parts of this size, which rounds less than one long sum.
 constexpr int64_t kScoreDepth = 64;
@@ -54,19 +57,22 @@ struct TileBuffers {
   T *q, *dout, *k, *v;            // room for copies of rows that cannot be read where they lie
   T *qt, *dout_t;                 // [D, kQueryTile]
   T *o, *result, *dq;             // [kQueryTile, ld]
-  T *st, *dpt, *factors, *drawn;  // [kKeyTile, kQueryTile]
+  T *st, *dpt;                    // [kKeptTiles, kKeyTile, kQueryTile]
+  T *factors, *drawn;             // [kKeyTile, kQueryTile]
   T *bias, *sums, *shrink;
 
   static int64_t count(int64_t width) {
     const int64_t ld = round_up(width, kLanes<T>);
-    return 9 * kQueryTile * ld + 4 * kTile + 3 * kQueryTile + 2048;
+    return 9 * kQueryTile * ld + (2 * kKeptTiles + 2) * kTile + 3 * kQueryTile + 2048;
   }
   TileBuffers(int64_t d, T* memory) : width(d), ld(round_up(d, kLanes<T>)) {
     Scratch<T> scratch(memory);
     T** wide[] = {&q, &dout, &k, &v, &qt, &dout_t, &o, &result, &dq};
     for (T** piece : wide) *piece = scratch.take(kQueryTile * ld);
-    T** tiles[] = {&st, &dpt, &factors, &drawn};
-    for (T** piece : tiles) *piece = scratch.take(kTile);
+    st = scratch.take(kKeptTiles * kTile);
+    dpt = scratch.take(kKeptTiles * kTile);
+    factors = scratch.take(kTile);
+    drawn = scratch.take(kTile);
     T** narrow[] = {&bias, &sums, &shrink};
     for (T** piece : narrow) *piece = scratch.take(kQueryTile);
   }
@@ -104,9 +110,7 @@ class AttentionTile {
   }
 
   void forward(const KeyRun<T>& run) {
-    for (int64_t p = 0; p < run.length; p += kKeyTile) {
-      TileShape shape;
-      if (!shape_of(run, p, &shape)) continue;
+    for_each_tile(run, [&](int64_t p, TileShape shape) {
       const T* bias = load_bias(run, p, shape.cols);
       scores(shape, keys_of(run, p, shape.cols), b_.qt, b_.st);
       const Rows<T> v = values_of(run, p, shape.cols);
@@ -122,33 +126,45 @@ class AttentionTile {
         gemm<T>(rows, b_.ld, cols,
                 {b_.st + row, 1, kQueryTile, v.data, v.ld, b_.o + row * b_.ld, b_.ld, true});
       });
-    }
+    });
   }
 
-  // Needs queries, gradients, and the softmax in `gradient`; adds to dq and the run's gradients.
-  void backward(const KeyRun<T>& run) {
-    for (int64_t p = 0; p < run.length; p += kKeyTile) {
-      TileShape shape;
-      if (!shape_of(run, p, &shape)) continue;
-      const T* bias = load_bias(run, p, shape.cols);
-      const Rows<T> k = keys_of(run, p, shape.cols), v = values_of(run, p, shape.cols);
-      if (shape.diagonal && !all_finite(k, v, shape.cols)) shape.group = 1;
-      scores(shape, k, b_.qt, b_.st);
-      scores(shape, v, b_.dout_t, b_.dpt);
-      const T* z = factors_of(run, p);
-      if (run.grad_weight != nullptr) grad_weightless(run, p, shape, z);
-      fill(b_.sums, kKeyTile, T(0));
-      gradient.apply({shape, scale_, bias}, z, b_.st, b_.dpt,
-                     run.grad_weight == nullptr ? nullptr : b_.sums);
-      for (int64_t c = 0; run.grad_weight != nullptr && c < shape.cols; ++c) {
-        const T weight = run.weight[p + c];
-        if (weight > T(0)) run.grad_weight[p + c] += b_.sums[c] / weight;
-      }
-      products(run, p, shape, k);
+  // Tiles that a run may take; see kKeptTiles.
+  static int64_t tiles_of(const KeyRun<T>& run) { return (run.length + kKeyTile - 1) / kKeyTile; }
+
+  // Backward of one softmax; visit(f) calls f with its runs. Needs queries, gradients, and the
+  // softmax in `gradient`, delta included; adds to dq and to the runs' gradients.
+  template <class Visit>
+  void backward(const Visit& visit) {
+    int64_t tiles = 0, tile = 0;
+    visit([&](const KeyRun<T>& run) { tiles += tiles_of(run); });
+    if (tiles > kKeptTiles) {
+      visit([&](const KeyRun<T>& run) {
+        for_each_tile(run, [&](int64_t p, TileShape shape) {
+          prepare(run, p, shape, 0, false);
+          finish(run, p, shape, 0);
+        });
+      });
+      return;
     }
+    fill(gradient.delta, round_up(rows_, kLanes<T>), T(0));
+    visit([&](const KeyRun<T>& run) {
+      for_each_tile(run, [&](int64_t p, TileShape shape) { prepare(run, p, shape, tile++, true); });
+    });
+    tile = 0;
+    visit([&](const KeyRun<T>& run) {
+      for_each_tile(run, [&](int64_t p, TileShape shape) { finish(run, p, shape, tile++); });
+    });
   }
 
  private:
+  template <class F>
+  void for_each_tile(const KeyRun<T>& run, const F& f) const {
+    for (int64_t p = 0; p < run.length; p += kKeyTile) {
+      TileShape shape;
+      if (shape_of(run, p, &shape)) f(p, shape);
+    }
+  }
   bool shape_of(const KeyRun<T>& run, int64_t p, TileShape* shape) const {
     if (run.triangular && p > offset_ + rows_ - 1) return false;
     *shape = {rows_, min_of(kKeyTile, run.length - p), run.triangular && p == offset_, kRowGroup};
@@ -192,9 +208,9 @@ class AttentionTile {
     return rows_of(run.value, run.value_offset + p * run.value.stride[2], cols, b_.width,
                    real_at(run.real, p), b_.v, b_.ld);
   }
-  bool all_finite(const Rows<T>& k, const Rows<T>& v, int64_t cols) const {
-    return k.all_finite(cols, b_.width) && v.all_finite(cols, b_.width) &&
-           q_.all_finite(rows_, b_.width) && dout_.all_finite(rows_, b_.width);
+  bool all_finite(const Rows<T>& k, int64_t cols) const {
+    return k.all_finite(cols, b_.width) && q_.all_finite(rows_, b_.width) &&
+           dout_.all_finite(rows_, b_.width);
   }
 
   // to[key][query] = key . query, from rows of keys and transposed queries.
@@ -226,34 +242,45 @@ class AttentionTile {
     return b_.factors;
   }
 
-  // The gradient of weights that are 0: their share is 0, but exp(score) / sum is not.
-  void grad_weightless(const KeyRun<T>& run, int64_t p, const TileShape& shape, const T* z) {
-    // Not in the softmax, so not below its maximum: kept from overflowing into inf * 0.
-    const T most = sizeof(T) == 8 ? T(700) : T(80);
-    for (int64_t c = 0; c < shape.cols; ++c) {
-      if (run.weight[p + c] != T(0)) continue;
-      T sum = T(0);
-      for (int64_t r = shape.diagonal ? c : 0; r < rows_; ++r) {
-        if (gradient.inverse[r] == T(0)) continue;
-        const int64_t at = c * kQueryTile + r;
-        const T e = exp_of(min_of(b_.st[at] * scale_ - gradient.largest[r], most));
-        const T dp = b_.dpt[at] * (z == nullptr ? T(1) : z[at]);
-        sum += e * gradient.inverse[r] * (dp - gradient.delta[r]);
-      }
-      run.grad_weight[p + c] += sum;
-    }
+  ScoreTile<T> score_tile(const KeyRun<T>& run, int64_t p, const TileShape& shape) {
+    const T* bias = load_bias(run, p, shape.cols);
+    return {shape, scale_, bias, run.grad_weight == nullptr ? nullptr : run.weight + p};
   }
 
-  void products(const KeyRun<T>& run, int64_t p, const TileShape& shape, const Rows<T>& k) {
+  // Weights and their gradients of the key tile at p, into place `tile` of the buffers.
+  void prepare(const KeyRun<T>& run, int64_t p, const TileShape& shape, int64_t tile, bool sum) {
+    T *st = b_.st + tile * b_.kTile, *dpt = b_.dpt + tile * b_.kTile;
+    scores(shape, keys_of(run, p, shape.cols), b_.qt, st);
+    scores(shape, values_of(run, p, shape.cols), b_.dout_t, dpt);
+    gradient.prepare(score_tile(run, p, shape), factors_of(run, p), st, dpt, sum);
+  }
+
+  // From there to the gradients of queries, keys, values and weights.
+  void finish(const KeyRun<T>& run, int64_t p, TileShape shape, int64_t tile) {
+    T *st = b_.st + tile * b_.kTile, *dpt = b_.dpt + tile * b_.kTile;
+    fill(b_.sums, kKeyTile, T(0));
+    gradient.finish(score_tile(run, p, shape), factors_of(run, p), st, dpt,
+                    run.grad_weight == nullptr ? nullptr : b_.sums);
+    for (int64_t c = 0; run.grad_weight != nullptr && c < shape.cols; ++c) {
+      const T weight = run.weight[p + c];
+      if (weight != T(-1)) run.grad_weight[p + c] += b_.sums[c] / (weight == T(0) ? T(1) : weight);
+    }
+    const Rows<T> k = keys_of(run, p, shape.cols);
+    if (shape.diagonal && !all_finite(k, shape.cols)) shape.group = 1;
+    products(run, p, shape, k, st, dpt);
+  }
+
+  void products(const KeyRun<T>& run, int64_t p, const TileShape& shape, const Rows<T>& k,
+                const T* st, const T* dpt) {
     shape.col_groups([&](int64_t col, int64_t cols, int64_t row) {
       const int64_t rows = rows_ - row, at = col * kQueryTile + row, to = (p + col) * b_.width;
-      gemm<T>(cols, b_.width, rows, {b_.st + at, kQueryTile, 1, dout_[row], dout_.ld,
+      gemm<T>(cols, b_.width, rows, {st + at, kQueryTile, 1, dout_[row], dout_.ld,
                                      run.grad_value + to, b_.width, !run.fresh});
-      gemm<T>(cols, b_.width, rows, {b_.dpt + at, kQueryTile, 1, q_[row], q_.ld,
+      gemm<T>(cols, b_.width, rows, {dpt + at, kQueryTile, 1, q_[row], q_.ld,
                                      run.grad_key + to, b_.width, !run.fresh});
     });
     shape.row_groups([&](int64_t row, int64_t rows, int64_t cols) {
-      gemm<T>(rows, b_.ld, cols, {b_.dpt + row, 1, kQueryTile, k.data, k.ld,
+      gemm<T>(rows, b_.ld, cols, {dpt + row, 1, kQueryTile, k.data, k.ld,
                                   b_.dq + row * b_.ld, b_.ld, true});
     });
   }

@@ -155,12 +155,19 @@ class CausalSweep {
     }
   }
 
+  // exp(x) sums to 1 but for the rounding of u, which is divided out: gradients then sum to 0.
   void undo_row_step(const T* x, int64_t n) {
-    Vec<T> sum = {};
-    for (int64_t c = 0; c < n; c += kLanes<T>) sum += load(grad_ + c);
-    const T total = sum_lanes<T>(sum);
+    if (n == 0) return;
+    Vec<T> sum = {}, whole = {};
     for (int64_t c = 0; c < n; c += kLanes<T>) {
-      store(grad_ + c, load(grad_ + c) - vexp(load(x + c)) * total);
+      const Vec<T> e = vexp(load(x + c));
+      store(row_ + c, e);
+      whole += e;
+      sum += load(grad_ + c);
+    }
+    const T share = sum_lanes<T>(sum) / sum_lanes<T>(whole);
+    for (int64_t c = 0; c < n; c += kLanes<T>) {
+      store(grad_ + c, load(grad_ + c) - load(row_ + c) * share);
     }
   }
 

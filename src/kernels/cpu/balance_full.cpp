@@ -131,16 +131,21 @@ void undo_iteration(const BalanceHead<T>& h, int64_t k, int64_t ld, const T* col
   for (int64_t r = 0; r < n; ++r) {
     T* row = g + r * ld;
     h.load_x(r, x);
-    Vec<T> sum = {};
+    if (h.reach(r) == 0) continue;
+    Vec<T> sum = {}, whole = {};
     for (int64_t c = 0; c < h.reach(r); c += kLanes<T>) {
       Vec<T> grad = load(row + c);
       if (k < steps) grad -= vexp(minus(x, vnext, c) - u[r]) * load(columns + c);
       store(row + c, grad);
       sum += grad;
+      const Vec<T> e = vexp(minus(x, vk, c) - u[r]);
+      store(x + c, e);
+      whole += e;
     }
-    const T total = sum_lanes<T>(sum);
+    // The row sums to 1 but for the rounding of u, which is divided out: gradients then sum to 0.
+    const T share = sum_lanes<T>(sum) / sum_lanes<T>(whole);
     for (int64_t c = 0; c < h.reach(r); c += kLanes<T>) {
-      const Vec<T> grad = load(row + c) - vexp(minus(x, vk, c) - u[r]) * total;
+      const Vec<T> grad = load(row + c) - load(x + c) * share;
       store(row + c, grad);
       store(next_columns + c, load(next_columns + c) + grad);
     }

@@ -44,8 +44,13 @@ template <class T>
 struct ScoreTile {
   TileShape shape;
   T scale;
-  const T* bias;  // or null for 0
+  const T* bias;              // or null for 0
+  const T* weight = nullptr;  // backward, where weights get a gradient
 
+  // A position that is there but weighs nothing: no part of the softmax, but with a gradient.
+  SINKHORN_INLINE bool weightless(int64_t c) const {
+    return weight != nullptr && weight[c] == T(0);
+  }
   SINKHORN_INLINE bool visible(int64_t c) const { return bias == nullptr || bias[c] != -kInf<T>; }
   SINKHORN_INLINE Vec<T> score(const T* st, int64_t c, int64_t r) const {
     const Vec<T> x = load(st + c * kQueryTile + r) * scale;
@@ -105,11 +110,13 @@ struct SoftmaxState {
   }
 };
 
-// What backward needs of a tile's queries.
+// What backward needs of a tile's queries. Tiles are taken in two steps, so that delta can be summed
+// from the very numbers it is subtracted from: then gradients of scores add up to 0 over a query's
+// keys, as they should, and rounding errors do not pile up in the gradient of the sort.
 template <class T>
 struct SoftmaxGradient {
   T largest[kQueryTile], inverse[kQueryTile];  // of the finished softmax; +inf and 0 where empty
-  T delta[kQueryTile];                         // dO.O
+  T delta[kQueryTile];                         // sum over keys of weight * gradient, equal to dO.O
 
   void set(int64_t r, T top, T sum, T dot) {
     largest[r] = sum == T(0) ? kInf<T> : top;
@@ -117,26 +124,50 @@ struct SoftmaxGradient {
     delta[r] = dot;
   }
 
-  // On entry st = raw scores, dpt = gradients of the weights before dropout. On exit st = weights
-  // after dropout, dpt = gradients of the raw scores. `factors`, where there are any, is dropout's
-  // tile. The gradients of the finished scores are summed over queries into sums[key], where given.
-  void apply(const ScoreTile<T>& tile, const T* factors, T* st, T* dpt, T* sums) const {
+  // On entry st = raw scores, dpt = gradients of the weights after dropout. On exit st = weights
+  // before dropout, dpt = gradients of those. `factors`, where there are any, is dropout's tile.
+  void prepare(const ScoreTile<T>& tile, const T* factors, T* st, T* dpt, bool add_delta) {
     for (int64_t r = 0; r < tile.shape.rows; r += kLanes<T>) {
-      const Vec<T> top = load(largest + r), inv = load(inverse + r), dot = load(delta + r);
-      const Vec<T> zero = {};
+      const Vec<T> top = load(largest + r), inv = load(inverse + r), zero = {};
+      Vec<T> sum = {};
       for (int64_t c = 0; c < tile.shape.keys_met(r, kLanes<T>); ++c) {
         const int64_t at = c * kQueryTile + r;
         Vec<T> p = zero, g = zero;
         if (tile.visible(c)) {
           p = tile.select(c, r, vexp_weight(tile.score(st, c, r) - top) * inv, zero);
-          const Vec<T> z = factors == nullptr ? splat(T(1)) : load(factors + at);
-          g = tile.select(c, r, p * (load(dpt + at) * z - dot), zero);
-          p = factors == nullptr ? p : p * z;
+          g = load(dpt + at);
+          if (factors != nullptr) g = g * load(factors + at);
+          sum += tile.select(c, r, p * g, zero);
+        } else if (tile.weightless(c)) {
+          // Not below the maximum: kept from overflowing into inf * 0.
+          const Vec<T> most = splat(sizeof(T) == 8 ? T(700) : T(80));
+          const Vec<T> x = load(st + at) * tile.scale - top;
+          p = tile.select(c, r, vexp(x < most ? x : most) * inv, zero);
+          g = load(dpt + at);
+          if (factors != nullptr) g = g * load(factors + at);
         }
-        // Lanes behind the last query hold no one's gradient.
-        if (sums != nullptr) sums[c] += sum_lanes<T>(g);
         store(st + at, p);
-        store(dpt + at, g * tile.scale);
+        store(dpt + at, g);
+      }
+      if (add_delta) store(delta + r, load(delta + r) + sum);
+    }
+  }
+
+  // On exit st = weights after dropout, dpt = gradients of the raw scores. The gradients of the
+  // finished scores are summed over queries into sums[key], where given.
+  void finish(const ScoreTile<T>& tile, const T* factors, T* st, T* dpt, T* sums) const {
+    for (int64_t r = 0; r < tile.shape.rows; r += kLanes<T>) {
+      const Vec<T> dot = load(delta + r), zero = {};
+      for (int64_t c = 0; c < tile.shape.keys_met(r, kLanes<T>); ++c) {
+        const int64_t at = c * kQueryTile + r;
+        Vec<T> p = load(st + at);
+        Vec<T> g = tile.select(c, r, p * (load(dpt + at) - dot), zero);
+        const bool counts = tile.visible(c);
+        if (!counts && !tile.weightless(c)) g = zero;
+        if (sums != nullptr) sums[c] += sum_lanes<T>(g);
+        if (factors != nullptr) p = p * load(factors + at);
+        store(st + at, counts ? p : zero);
+        store(dpt + at, counts ? g * tile.scale : zero);
       }
     }
   }
