@@ -24,8 +24,10 @@ namespace sinkhorn::cpu::SINKHORN_ISA {
 // Up to so many key tiles are kept while delta is summed; with more, dO.O serves.
 constexpr int64_t kKeptTiles = 8;
 
-// Longer dot products are summed in parts of this size, which rounds less than one long sum.
+// Longer dot products are summed in parts of these sizes, which rounds less than one long sum: scores
+// over columns, gradients of keys and values over queries.
 constexpr int64_t kScoreDepth = 64;
+constexpr int64_t kSumDepth = 32;
 
 template <class T>
 struct KeyRun {
@@ -171,9 +173,8 @@ class AttentionTile {
     return true;
   }
 
-  // log weight of the tile's keys, -inf where invisible; null where nothing is to be added.
+  // log weight of the tile's keys, -inf where invisible.
   const T* load_bias(const KeyRun<T>& run, int64_t p, int64_t cols) {
-    bool plain = true;
     for (int64_t c = 0; c < cols; ++c) {
       T bias = T(0);
       if (run.real != nullptr && !run.real[p + c]) bias = -kInf<T>;
@@ -182,9 +183,8 @@ class AttentionTile {
         bias = weight <= T(0) ? -kInf<T> : log_of(weight);
       }
       b_.bias[c] = bias;
-      plain &= bias == T(0);
     }
-    return plain ? nullptr : b_.bias;
+    return b_.bias;
   }
 
   static const uint8_t* real_at(const uint8_t* real, int64_t p) {
@@ -273,11 +273,15 @@ class AttentionTile {
   void products(const KeyRun<T>& run, int64_t p, const TileShape& shape, const Rows<T>& k,
                 const T* st, const T* dpt) {
     shape.col_groups([&](int64_t col, int64_t cols, int64_t row) {
-      const int64_t rows = rows_ - row, at = col * kQueryTile + row, to = (p + col) * b_.width;
-      gemm<T>(cols, b_.width, rows, {st + at, kQueryTile, 1, dout_[row], dout_.ld,
-                                     run.grad_value + to, b_.width, !run.fresh});
-      gemm<T>(cols, b_.width, rows, {dpt + at, kQueryTile, 1, q_[row], q_.ld,
-                                     run.grad_key + to, b_.width, !run.fresh});
+      const int64_t to = (p + col) * b_.width;
+      for (int64_t r = row; r < rows_; r += kSumDepth) {
+        const int64_t rows = min_of(kSumDepth, rows_ - r), at = col * kQueryTile + r;
+        const bool add = !run.fresh || r > row;
+        gemm<T>(cols, b_.width, rows, {st + at, kQueryTile, 1, dout_[r], dout_.ld,
+                                       run.grad_value + to, b_.width, add});
+        gemm<T>(cols, b_.width, rows, {dpt + at, kQueryTile, 1, q_[r], q_.ld,
+                                       run.grad_key + to, b_.width, add});
+      }
     });
     shape.row_groups([&](int64_t row, int64_t rows, int64_t cols) {
       gemm<T>(rows, b_.ld, cols, {dpt + row, 1, kQueryTile, k.data, k.ld,

@@ -44,17 +44,18 @@ template <class T>
 struct ScoreTile {
   TileShape shape;
   T scale;
-  const T* bias;              // or null for 0
+  const T* bias;
   const T* weight = nullptr;  // backward, where weights get a gradient
 
   // A position that is there but weighs nothing: no part of the softmax, but with a gradient.
   SINKHORN_INLINE bool weightless(int64_t c) const {
     return weight != nullptr && weight[c] == T(0);
   }
-  SINKHORN_INLINE bool visible(int64_t c) const { return bias == nullptr || bias[c] != -kInf<T>; }
+  SINKHORN_INLINE bool visible(int64_t c) const { return bias[c] != -kInf<T>; }
+  // The bias is added where it is 0 too: left out, scale * s might be contracted with what follows and
+  // round differently, and bits would depend on whether a mask is there.
   SINKHORN_INLINE Vec<T> score(const T* st, int64_t c, int64_t r) const {
-    const Vec<T> x = load(st + c * kQueryTile + r) * scale;
-    return bias == nullptr ? x : x + bias[c];
+    return load(st + c * kQueryTile + r) * scale + bias[c];
   }
   // x where query lanes r .. see key c, `otherwise` elsewhere.
   SINKHORN_INLINE Vec<T> select(int64_t c, int64_t r, Vec<T> x, Vec<T> otherwise) const {

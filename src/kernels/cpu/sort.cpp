@@ -39,7 +39,7 @@ BlockFlags::BlockFlags(int64_t batch, int64_t length, int64_t block, const uint8
 
 namespace {
 
-constexpr int64_t kRowDepth = 128;      // numbers of a block that dR sums in one go
+constexpr int64_t kRowDepth = 64;       // numbers of a block that dR sums in one go
 constexpr int64_t kRowsPerTask = 128;   // rows of dR to a task
 
 // Block offsets whose rows of D together make about `columns` numbers.
