@@ -33,5 +33,14 @@ if(NOT TARGET sinkhorn::torch)
   # A CUDA build of libtorch_cpu names CUDA libraries that only its own run path finds.
   target_link_options(sinkhorn::torch INTERFACE -Wl,--allow-shlib-undefined
     -Wl,-rpath,${SINKHORN_TORCH}/lib)
+  # Where only libstdc++.a is installed for linking, a library would carry a second copy of the C++
+  # library beside Torch's, and crash when the two meet. Name the shared one first.
+  execute_process(COMMAND ${CMAKE_CXX_COMPILER} -print-file-name=libstdc++.so
+                  OUTPUT_VARIABLE for_linking OUTPUT_STRIP_TRAILING_WHITESPACE)
+  execute_process(COMMAND ${CMAKE_CXX_COMPILER} -print-file-name=libstdc++.so.6
+                  OUTPUT_VARIABLE shared OUTPUT_STRIP_TRAILING_WHITESPACE)
+  if(NOT IS_ABSOLUTE "${for_linking}" AND IS_ABSOLUTE "${shared}")
+    target_link_libraries(sinkhorn::torch INTERFACE ${shared})
+  endif()
   target_compile_features(sinkhorn::torch INTERFACE cxx_std_20)
 endif()

@@ -28,6 +28,10 @@ for name in needed:
 if not any(name.startswith("libtorch_cpu") for name in needed):
     problems.append(f"libsinkhorn.so does not name libtorch_cpu among {needed}")
 
+own = output("nm", "-DC", "--defined-only", str(build / "libsinkhorn.so"))
+if "std::ctype<char>::do_toupper" in own:
+    problems.append("libsinkhorn.so carries its own copy of the C++ standard library")
+
 for isa in ("avx2", "avx512"):
     objects = sorted(build.glob(f"CMakeFiles/sinkhorn_kernels_{isa}.dir/**/*.o"))
     if not objects:
