@@ -92,7 +92,7 @@ def contest(sink, length: int, block: int, with_full: bool, rate: float) -> None
             fast |= timing.measure({
                 "full SDPA": run(lambda: peers.full_sdpa(q, k, v)),
                 "full SDPA, causal": run(lambda: peers.full_sdpa(q, k, v, True)),
-            }, budget_s=20.0, most=5)
+            }, budget_s=10.0, least=1, most=4)
         what = "forward + backward" if backward else "forward"
         ours = fast["sinkhorn"].median
         share = problem.flops(backward) / ours / 1e6 / rate

@@ -23,8 +23,8 @@ class Times:
 
 
 def measure(contestants: dict[str, Callable[[], object]], budget_s: float = 8.0,
-            most: int = 25) -> dict[str, Times]:
-    """Round after round until the budget is spent, at least three. In each round each contestant runs
+            least: int = 3, most: int = 25) -> dict[str, Times]:
+    """Round after round until the budget is spent, at least `least`. In each round each contestant runs
     once to take the caches and the allocator over from the one before, then is timed."""
     taken: dict[str, list[float]] = {name: [] for name in contestants}
     start = time.perf_counter()
@@ -35,7 +35,7 @@ def measure(contestants: dict[str, Callable[[], object]], budget_s: float = 8.0,
                 begin = time.perf_counter()
                 run()
                 taken[name].append(time.perf_counter() - begin)
-        if turn >= 2 and time.perf_counter() - start > budget_s:
+        if turn + 1 >= least and time.perf_counter() - start > budget_s:
             break
     return {name: Times(seconds) for name, seconds in taken.items()}
 

@@ -1,10 +1,9 @@
 #include "ops/common.h"
 
-#include <sys/mman.h>
-
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Parallel.h>
 #include <ATen/ops/zeros.h>
+#include <sys/mman.h>
 
 #include <mutex>
 
@@ -66,9 +65,9 @@ void check_dropout(std::string_view op, double dropout_p) {
 
 void check_float(std::string_view op, std::string_view name, const Tensor& x) {
   const at::ScalarType type = x.scalar_type();
-  TORCH_CHECK_VALUE(type == at::kFloat || type == at::kDouble || type == at::kBFloat16 ||
-                        type == at::kHalf,
-                    op, ": ", name, " must be float32, float64, bfloat16 or float16, got ", type);
+  TORCH_CHECK_VALUE(
+      type == at::kFloat || type == at::kDouble || type == at::kBFloat16 || type == at::kHalf, op,
+      ": ", name, " must be float32, float64, bfloat16 or float16, got ", type);
 }
 
 void check_rank(std::string_view op, std::string_view name, const Tensor& x, int64_t rank) {
@@ -179,7 +178,8 @@ const uint8_t* MaskBytes::data() const {
 void prefer_large_pages(const Tensor& x) {
   constexpr uintptr_t kPage = uintptr_t{1} << 21;
   const uintptr_t first = reinterpret_cast<uintptr_t>(x.data_ptr());
-  const uintptr_t begin = (first + kPage - 1) / kPage * kPage, end = (first + x.nbytes()) / kPage * kPage;
+  const uintptr_t begin = (first + kPage - 1) / kPage * kPage,
+                  end = (first + x.nbytes()) / kPage * kPage;
   // Only advice: a system that has none of them keeps its small pages.
   if (begin < end) (void)madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
 }

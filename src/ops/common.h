@@ -70,8 +70,8 @@ class MaskBytes {
   Tensor mask_;
 };
 
-// Asks for large pages behind a big tensor that has not been written yet. Fresh memory comes in pages
-// of 4 KiB otherwise, and faulting them in takes a fifth of the time of a long sequence.
+// Asks for large pages behind a big tensor that has not been written yet. Fresh memory comes in
+// pages of 4 KiB otherwise, and faulting them in takes a fifth of the time of a long sequence.
 void prefer_large_pages(const Tensor& x);
 
 // Torch's own threads.

@@ -5,10 +5,8 @@
 #include "kernels/cpu/dispatch.h"
 
 TORCH_LIBRARY(sinkhorn, m) {
-  m.def(
-      "pool(Tensor x, int block, str mode, bool causal, Tensor? mask=None) -> Tensor");
-  m.def(
-      "pool_fwd(Tensor x, int block, str mode, bool causal, Tensor? mask) -> Tensor");
+  m.def("pool(Tensor x, int block, str mode, bool causal, Tensor? mask=None) -> Tensor");
+  m.def("pool_fwd(Tensor x, int block, str mode, bool causal, Tensor? mask) -> Tensor");
   m.def(
       "pool_bwd(Tensor grad, Tensor? mask, SymInt length, int block, str mode, bool causal) "
       "-> Tensor");
@@ -37,7 +35,8 @@ TORCH_LIBRARY(sinkhorn, m) {
       "Tensor sorted_out, Tensor rng)",
       draws);
   m.def(
-      "attention_bwd(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor? sort, Tensor out, "
+      "attention_bwd(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor? sort, Tensor "
+      "out, "
       "Tensor stats, Tensor sorted_key, Tensor sorted_value, Tensor weight, Tensor sorted_out, "
       "Tensor rng, int block, str causal, str combine, int window, Tensor? mask, float? scale, "
       "float dropout_p) -> (Tensor, Tensor, Tensor, Tensor)");

@@ -55,7 +55,8 @@ class NaiveHead {
   };
 
   bool real(int64_t t) const {
-    return t < c_.length && (!c_.masked || in_.real[static_cast<size_t>(head_ / kHeads * c_.length + t)]);
+    return t < c_.length &&
+           (!c_.masked || in_.real[static_cast<size_t>(head_ / kHeads * c_.length + t)]);
   }
   bool live(int64_t block) const {
     for (int64_t p = 0; p < c_.block; ++p) {
@@ -107,7 +108,8 @@ class NaiveHead {
   std::vector<Term> softmax(int64_t t, bool sorted, bool local) const {
     std::vector<Term> terms;
     const int64_t own = t / c_.block, offset = t % c_.block;
-    for (int64_t i = c_.budget > 0 ? 0 : own; sorted && i < (c_.budget > 0 ? c_.budget : own + 1); ++i) {
+    for (int64_t i = c_.budget > 0 ? 0 : own; sorted && i < (c_.budget > 0 ? c_.budget : own + 1);
+         ++i) {
       for (int64_t p = 0; p < c_.block; ++p) {
         const size_t at = static_cast<size_t>(i * c_.block + p);
         if (weight_[at] < 0 || (c_.causal == Causal::kInclusive && p > offset)) continue;
@@ -241,8 +243,11 @@ void check(const Case& c) {
   EXPECT_LT(largest_difference(single.key, as<float>(got.key)), 1e-4);
 
   const auto numbers = [](const std::vector<double>& x) { return static_cast<int64_t>(x.size()); };
-  const Inputs d{{}, random.normal<double>(numbers(in.query)), random.normal<double>(numbers(in.key)),
-                 random.normal<double>(numbers(in.value)), random.normal<double>(numbers(in.sort))};
+  const Inputs d{{},
+                 random.normal<double>(numbers(in.query)),
+                 random.normal<double>(numbers(in.key)),
+                 random.normal<double>(numbers(in.value)),
+                 random.normal<double>(numbers(in.sort))};
   const auto shifted = [&](double step) {
     const Inputs at{in.real, moved(in.query, d.query, step), moved(in.key, d.key, step),
                     moved(in.value, d.value, step), moved(in.sort, d.sort, step)};
@@ -259,8 +264,9 @@ TEST(Attention, AgreesWithItsDefinition) {
     for (Combine combine : {Combine::kConcat, Combine::kLogits, Combine::kOutputs}) {
       for (int64_t window : {0, 1, 2}) {
         for (bool masked : {false, true}) {
-          const bool legal = !(window > 0 && (causal == Causal::kInclusive || combine == Combine::kLogits)) &&
-                             !(combine == Combine::kLogits && causal == Causal::kStrict);
+          const bool legal =
+              !(window > 0 && (causal == Causal::kInclusive || combine == Combine::kLogits)) &&
+              !(combine == Combine::kLogits && causal == Causal::kStrict);
           for (auto [length, block, width] :
                {std::array<int64_t, 3>{1, 1, 1}, {14, 4, 3}, {70, 34, 17}, {140, 67, 5}}) {
             if (legal) check({length, block, width, window, 0, causal, combine, true, masked, 0.0});
@@ -285,8 +291,8 @@ TEST(Sortcut, AgreesWithItsDefinition) {
 
 TEST(Attention, ThreadsDoNotChangeABit) {
   for (int64_t budget : {0, 2}) {
-    const Case c{130, 32, 16, budget > 0 ? 0 : 1, budget, Causal::kNone, Combine::kConcat, true,
-                 true, 0.2};
+    const Case c{130,  32,   16, budget > 0 ? 0 : 1, budget, Causal::kNone, Combine::kConcat,
+                 true, true, 0.2};
     Random random(5);
     const Inputs in = make_inputs(c, random);
     const auto incoming = random.normal<double>(static_cast<int64_t>(in.query.size()));

@@ -72,8 +72,9 @@ std::vector<double> naive(const Case& c, const Inputs& in) {
       if (k > 0) column_step(c, live, x);
       for (int64_t i = 0; i < n; ++i) {
         double* row = x.data() + i * n;
-        const double u = lse(n, [&](int64_t j) { return allowed(c, live, i, j); },
-                             [&](int64_t j) { return row[j]; });
+        const double u = lse(
+            n, [&](int64_t j) { return allowed(c, live, i, j); },
+            [&](int64_t j) { return row[j]; });
         for (int64_t j = 0; j < n; ++j) row[j] -= u;
       }
     }
@@ -166,7 +167,8 @@ TEST(Balance, AgreesWithItsDefinition) {
 TEST(Balance, SurvivesExtremes) {
   for (Causal causal : {Causal::kNone, Causal::kStrict, Causal::kInclusive}) {
     for (Columns columns : {Columns::kFull, Columns::kPrefix, Columns::kPrior, Columns::kNone}) {
-      if (causal == Causal::kNone && columns != Columns::kFull && columns != Columns::kNone) continue;
+      if (causal == Causal::kNone && columns != Columns::kFull && columns != Columns::kNone)
+        continue;
       const Case c{33, 5, 0, causal, columns, false, false};
       const int64_t numbers = kBatch * kHeads * 33 * 33;
       Random random(3);

@@ -69,7 +69,8 @@ void check(const Case& c, double tolerance) {
       for (int64_t t = 0; t < c.length; ++t) {
         double want = 0;
         for (int64_t i = 0; i < blocks; ++i) {
-          want += share(c, mask, i, t) * incoming[static_cast<size_t>((n * blocks + i) * width + e)];
+          want +=
+              share(c, mask, i, t) * incoming[static_cast<size_t>((n * blocks + i) * width + e)];
         }
         ASSERT_NEAR(grad[static_cast<size_t>((n * c.length + t) * width + e)], want, tolerance);
       }
@@ -82,7 +83,8 @@ TEST(Pool, AgreesWithLoops) {
     for (bool causal : {false, true}) {
       if (mode == PoolMode::kRecent && !causal) continue;
       for (bool masked : {false, true}) {
-        for (auto [length, block] : {std::pair<int64_t, int64_t>{1, 1}, {7, 3}, {12, 4}, {40, 16}}) {
+        for (auto [length, block] :
+             {std::pair<int64_t, int64_t>{1, 1}, {7, 3}, {12, 4}, {40, 16}}) {
           check<double>({length, block, mode, causal, masked}, 1e-12);
           check<float>({length, block, mode, causal, masked}, 2e-5);
         }

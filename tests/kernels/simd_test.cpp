@@ -51,9 +51,9 @@ TEST(Simd, HalfTypesRoundTripAndRoundToEven) {
       EXPECT_EQ(k::to_bfloat16(brain), bits);
     }
   }
-  EXPECT_EQ(k::to_float16(1.0f + 0x1p-11f), k::to_float16(1.0f));           // tie to even
-  EXPECT_EQ(k::to_float16(1.0f + 3 * 0x1p-11f), k::to_float16(1.0f) + 2);   // tie to even
-  EXPECT_EQ(k::to_float16(65520.0f), 0x7c00);                               // overflows to inf
+  EXPECT_EQ(k::to_float16(1.0f + 0x1p-11f), k::to_float16(1.0f));          // tie to even
+  EXPECT_EQ(k::to_float16(1.0f + 3 * 0x1p-11f), k::to_float16(1.0f) + 2);  // tie to even
+  EXPECT_EQ(k::to_float16(65520.0f), 0x7c00);                              // overflows to inf
   EXPECT_EQ(k::to_bfloat16(1.0f + 0x1p-8f), k::to_bfloat16(1.0f));
   EXPECT_TRUE(std::isnan(k::from_bfloat16(k::to_bfloat16(std::nanf("")))));
   EXPECT_TRUE(std::isnan(k::from_float16(k::to_float16(std::nanf("")))));
@@ -72,7 +72,8 @@ TEST(Gemm, AgreesWithLoopsForEveryShape) {
         for (int64_t col = 0; col < n; ++col) {
           double want = 1.0;
           for (int64_t d = 0; d < depth; ++d) {
-            want += double{a[static_cast<size_t>(d * m + r)]} * b[static_cast<size_t>(d * ldb + col)];
+            want +=
+                double{a[static_cast<size_t>(d * m + r)]} * b[static_cast<size_t>(d * ldb + col)];
           }
           ASSERT_NEAR(c[static_cast<size_t>(r * n + col)], want, 1e-4);
         }

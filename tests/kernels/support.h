@@ -72,7 +72,8 @@ View view(const std::vector<T>& x, int64_t heads, int64_t rows, int64_t cols) {
 template <class T>
 double dot(const std::vector<T>& a, const std::vector<T>& b) {
   double sum = 0;
-  for (size_t i = 0; i < a.size(); ++i) sum += static_cast<double>(a[i]) * static_cast<double>(b[i]);
+  for (size_t i = 0; i < a.size(); ++i)
+    sum += static_cast<double>(a[i]) * static_cast<double>(b[i]);
   return sum;
 }
 

@@ -1,8 +1,8 @@
 // What a kernel is told: plain structs of sizes, strides and pointers, no Torch type.
 //
-// Shapes use the words of the operators: B batch, H heads, L tokens, D head width, b block, N blocks.
-// "Compute type" is float64 for float64 inputs and float32 for all others; buffers written `void*`
-// hold the compute type unless a View says otherwise.
+// Shapes use the words of the operators: B batch, H heads, L tokens, D head width, b block, N
+// blocks. "Compute type" is float64 for float64 inputs and float32 for all others; buffers written
+// `void*` hold the compute type unless a View says otherwise.
 #pragma once
 
 #include <cstdint>
@@ -78,15 +78,15 @@ struct SortParams {
 };
 
 struct AttentionParams {
-  SortParams sort;     // sizes, keys and values; sort.sort.data is null without a sort
-  int64_t queries;     // Lq, equal to L except in sortcut
-  bool sortcut;        // every query sees all sorted rows and nothing local
+  SortParams sort;  // sizes, keys and values; sort.sort.data is null without a sort
+  int64_t queries;  // Lq, equal to L except in sortcut
+  bool sortcut;     // every query sees all sorted rows and nothing local
   Combine combine;
   double scale;
   DropoutParams dropout;
-  View query, out;     // [B, H, Lq, D]
-  void* stats;         // [B, H, terms, 2, Lq]: each softmax's largest score, and its sum below that
-  void* sorted_out;    // [B, H, Lq, D], combine = outputs only: the sorted term's own output
+  View query, out;   // [B, H, Lq, D]
+  void* stats;       // [B, H, terms, 2, Lq]: each softmax's largest score, and its sum below that
+  void* sorted_out;  // [B, H, Lq, D], combine = outputs only: the sorted term's own output
   // Backward.
   View grad_out, grad_query;  // [B, H, Lq, D]
 };

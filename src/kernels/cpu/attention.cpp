@@ -3,9 +3,9 @@
 //
 // Heads go in groups that fit the cache. Forward: the sort, then tasks (head, block, query tile).
 // Backward: tasks (head, block) write dQ,
-// the gradients of the sorted copies, and add to dK, dV of the window's blocks. Blocks whose windows
-// touch the same keys run in different rounds, so nothing is added to by two tasks at once and the
-// order of every sum is fixed. Then the gradient passes through the sort.
+// the gradients of the sorted copies, and add to dK, dV of the window's blocks. Blocks whose
+// windows touch the same keys run in different rounds, so nothing is added to by two tasks at once
+// and the order of every sum is fixed. Then the gradient passes through the sort.
 #include "kernels/cpu/attention.h"
 
 #include "kernels/cpu/table.h"
@@ -89,8 +89,7 @@ template <class T>
 void begin_tile(const AttentionHead<T>& h, AttentionTile<T>& tile, int64_t token, int64_t offset,
                 int64_t rows) {
   const uint64_t draws = static_cast<uint64_t>(h.dropout_block() * (2 + 2 * h.p.sort.window));
-  tile.begin(rows, offset,
-             static_cast<uint64_t>(h.index() * h.p.queries + token) * draws, draws);
+  tile.begin(rows, offset, static_cast<uint64_t>(h.index() * h.p.queries + token) * draws, draws);
 }
 
 template <class T>
@@ -122,8 +121,7 @@ void backward_block(const AttentionHead<T>& h, int64_t i, T* scratch) {
                        [&](int64_t term, const auto& f) { runs.visit(term, f); });
   }
   if (logits) {  // the sum K' + K passes its gradient to both
-    memcpy(own.grad_key, runs.sorted().grad_key,
-           sizeof(T) * static_cast<size_t>(tokens * s.width));
+    memcpy(own.grad_key, runs.sorted().grad_key, sizeof(T) * static_cast<size_t>(tokens * s.width));
   }
 }
 

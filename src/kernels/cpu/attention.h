@@ -69,8 +69,8 @@ struct AttentionHead {
 
 // Writes a tile of results, 0 for masked queries.
 template <class T>
-void store_queries(const AttentionHead<T>& h, const TileBuffers<T>& b, const View& to,
-                   T* tile, int64_t token, int64_t rows) {
+void store_queries(const AttentionHead<T>& h, const TileBuffers<T>& b, const View& to, T* tile,
+                   int64_t token, int64_t rows) {
   const uint8_t* real = h.query_real(token);
   for (int64_t r = 0; r < rows; ++r) {
     const int64_t offset = offset_of(to, h.batch, h.head, token + r);
@@ -130,7 +130,8 @@ void attention_bwd_tile(const AttentionHead<T>& h, const TileBuffers<T>& b, Atte
   tile.set_gradients(dout);
   fill(b.dq, rows * b.ld, T(0));
   for (int64_t term = 0; term < h.terms(); ++term) {
-    for (int64_t r = rows; r < round_up(rows, kLanes<T>); ++r) tile.gradient.set(r, T(0), T(0), T(0));
+    for (int64_t r = rows; r < round_up(rows, kLanes<T>); ++r)
+      tile.gradient.set(r, T(0), T(0), T(0));
     for (int64_t r = 0; r < rows; ++r) {
       const T* sorted = h.terms() == 2 ? h.sorted_out(token + r) : nullptr;
       T delta = dot(out[r], dout[r], b.width);

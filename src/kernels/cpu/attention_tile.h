@@ -8,9 +8,9 @@
 //   backward  P' = exp(scale S' + log weight - max) / sum,  dP' = V dO',  dS' = P' (dP' - delta)
 //             dV += P' dO,  dK += scale dS' Q,  dQ += scale dS K,  dweight = sum of dS' / weight
 //
-// with delta = sum over keys of P dP = dO.O. Q and dO are transposed once a tile; keys and values are read
-// where they lie. Backward recomputes S from the saved maximum and sum; no score leaves the tile. On a
-// diagonal tile products run over groups of queries and skip what lies above.
+// with delta = sum over keys of P dP = dO.O. Q and dO are transposed once a tile; keys and values
+// are read where they lie. Backward recomputes S from the saved maximum and sum; no score leaves
+// the tile. On a diagonal tile products run over groups of queries and skip what lies above.
 #pragma once
 
 #include "kernels/cpu/dropout.h"
@@ -24,14 +24,14 @@ namespace sinkhorn::cpu::SINKHORN_ISA {
 // Up to so many key tiles are kept while delta is summed; with more, dO.O serves.
 constexpr int64_t kKeptTiles = 8;
 
-// Longer dot products are summed in parts of these sizes, which rounds less than one long sum: scores
-// over columns, gradients of keys and values over queries.
+// Longer dot products are summed in parts of these sizes, which rounds less than one long sum:
+// scores over columns, gradients of keys and values over queries.
 constexpr int64_t kScoreDepth = 64;
 constexpr int64_t kSumDepth = 32;
 
 template <class T>
 struct KeyRun {
-  View key, value;                       // rows of D
+  View key, value;                           // rows of D
   int64_t key_offset = 0, value_offset = 0;  // of the first row
   int64_t length = 0;
   const uint8_t* real = nullptr;  // per row; null = all real
@@ -55,12 +55,12 @@ struct KeyRun {
 template <class T>
 struct TileBuffers {
   static constexpr int64_t kTile = kQueryTile * kKeyTile;
-  int64_t width, ld;              // D, and D rounded up to vectors
-  T *q, *dout, *k, *v;            // room for copies of rows that cannot be read where they lie
-  T *qt, *dout_t;                 // [D, kQueryTile]
-  T *o, *result, *dq;             // [kQueryTile, ld]
-  T *st, *dpt;                    // [kKeptTiles, kKeyTile, kQueryTile]
-  T *factors, *drawn;             // [kKeyTile, kQueryTile]
+  int64_t width, ld;    // D, and D rounded up to vectors
+  T *q, *dout, *k, *v;  // room for copies of rows that cannot be read where they lie
+  T *qt, *dout_t;       // [D, kQueryTile]
+  T *o, *result, *dq;   // [kQueryTile, ld]
+  T *st, *dpt;          // [kKeptTiles, kKeyTile, kQueryTile]
+  T *factors, *drawn;   // [kKeyTile, kQueryTile]
   T *bias, *sums, *shrink;
 
   static int64_t count(int64_t width) {
@@ -277,15 +277,15 @@ class AttentionTile {
       for (int64_t r = row; r < rows_; r += kSumDepth) {
         const int64_t rows = min_of(kSumDepth, rows_ - r), at = col * kQueryTile + r;
         const bool add = !run.fresh || r > row;
-        gemm<T>(cols, b_.width, rows, {st + at, kQueryTile, 1, dout_[r], dout_.ld,
-                                       run.grad_value + to, b_.width, add});
-        gemm<T>(cols, b_.width, rows, {dpt + at, kQueryTile, 1, q_[r], q_.ld,
-                                       run.grad_key + to, b_.width, add});
+        gemm<T>(cols, b_.width, rows,
+                {st + at, kQueryTile, 1, dout_[r], dout_.ld, run.grad_value + to, b_.width, add});
+        gemm<T>(cols, b_.width, rows,
+                {dpt + at, kQueryTile, 1, q_[r], q_.ld, run.grad_key + to, b_.width, add});
       }
     });
     shape.row_groups([&](int64_t row, int64_t rows, int64_t cols) {
-      gemm<T>(rows, b_.ld, cols, {dpt + row, 1, kQueryTile, k.data, k.ld,
-                                  b_.dq + row * b_.ld, b_.ld, true});
+      gemm<T>(rows, b_.ld, cols,
+              {dpt + row, 1, kQueryTile, k.data, k.ld, b_.dq + row * b_.ld, b_.ld, true});
     });
   }
 

@@ -26,7 +26,8 @@ class BalanceHead {
     row_ = scratch.take(padded(p.blocks));
     other_ = scratch.take(padded(p.blocks));
     for (int64_t i = 0; i < p.blocks; ++i) {
-      if (p.live == nullptr || p.live[batch * p.blocks + i]) live_[size_++] = static_cast<int32_t>(i);
+      if (p.live == nullptr || p.live[batch * p.blocks + i])
+        live_[size_++] = static_cast<int32_t>(i);
     }
     int32_t reach = 0;
     for (int64_t r = 0; r < size_; ++r) {

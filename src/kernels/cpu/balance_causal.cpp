@@ -42,7 +42,9 @@ class CausalSweep {
   }
 
   CausalSweep(const BalanceHead<T>& head, T* memory)
-      : h_(head), ld_(BalanceHead<T>::padded(head.p.blocks)), steps_(head.p.iterations),
+      : h_(head),
+        ld_(BalanceHead<T>::padded(head.p.blocks)),
+        steps_(head.p.iterations),
         stride_(stride_of(head.p.blocks)) {
     row_ = memory;
     grad_ = row_ + ld_;
@@ -122,7 +124,8 @@ class CausalSweep {
     memcpy(to, from, sizeof(T) * static_cast<size_t>(count));
   }
 
-  // C (prefix) or S (prior) of every iteration for rows [first, end), into stretch_; running_ moves on.
+  // C (prefix) or S (prior) of every iteration for rows [first, end), into stretch_; running_ moves
+  // on.
   void replay(int64_t first, int64_t end) {
     for (int64_t r = first; r < end; ++r) {
       const int64_t n = h_.reach(r);
@@ -211,20 +214,20 @@ class CausalSweep {
 
   const BalanceHead<T>& h_;
   int64_t ld_, steps_, stride_;
-  T *row_, *grad_;    // [ld]: the row at hand and its gradient
-  T* running_;        // [K, ld]: C, or S
+  T *row_, *grad_;      // [ld]: the row at hand and its gradient
+  T* running_;          // [K, ld]: C, or S
   T *suffix_, *below_;  // [K, ld]: W, and C of the row below
-  T* chain_;          // [K + 1, ld]
-  T* stretch_;        // [stride, K, ld]: C, or S
-  T* checkpoints_;    // [N / stride, K, ld]
+  T* chain_;            // [K + 1, ld]
+  T* stretch_;          // [stride, K, ld]: C, or S
+  T* checkpoints_;      // [N / stride, K, ld]
 };
 
 template <class T, class Body>
 void for_each_head(const BalanceParams& p, const Executor& executor, const Body& body) {
   const int64_t rows = CausalSweep<T>::rows_of_scratch(p);
   const int64_t count = BalanceHead<T>::count(p.blocks);
-  for_each_task<T>(executor, p.batch * p.heads,
-                   count + rows * BalanceHead<T>::padded(p.blocks), [&](int64_t index, T* scratch) {
+  for_each_task<T>(executor, p.batch * p.heads, count + rows * BalanceHead<T>::padded(p.blocks),
+                   [&](int64_t index, T* scratch) {
                      const BalanceHead<T> head(p, index, scratch);
                      CausalSweep<T> sweep(head, scratch + count);
                      body(sweep);

@@ -5,7 +5,8 @@
 //   u0_i = lse_j(X_ij),   vk_j = lse_i(X_ij - u(k-1)_i),   uk_i = lse_j(X_ij - vk_j)
 //
 // and R = exp(X - uK - vK). Kept for backward: the u's and v's, O(N) numbers an iteration. The last
-// row step is done as a softmax with its own sum, so that rows of R sum to 1 whatever the size of u.
+// row step is done as a softmax with its own sum, so that rows of R sum to 1 whatever the size of
+// u.
 //
 // Backward keeps G, the gradient with respect to the matrix after the current step, and undoes
 //   a row step:     G_ij -= exp(X_ij - uk_i - vk_j) sum_j G_ij

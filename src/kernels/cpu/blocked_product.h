@@ -4,9 +4,10 @@
 //
 // B is packed into panels two vectors wide, kDepth deep, and stays in the second-level cache while
 // panels of A, kRowsPerTile high, run over it. `Pack` objects read the operands, so that types,
-// strides, masks and transposes are theirs. A row's range may be cut (causal sorting is triangular):
-// a panel runs over the union of its rows' ranges with zeros in A where a row's own range ends.
-// If B holds NaN or inf those zeros would not be harmless, and panels become one row high.
+// strides, masks and transposes are theirs. A row's range may be cut (causal sorting is
+// triangular): a panel runs over the union of its rows' ranges with zeros in A where a row's own
+// range ends. If B holds NaN or inf those zeros would not be harmless, and panels become one row
+// high.
 #pragma once
 
 #include "kernels/cpu/gemm.h"

@@ -5,10 +5,9 @@
 //   recent       pooled[i] = sum over real tokens i*b - b + 1 .. i*b
 //
 // divided by their number for mean and recent. Tasks are (batch, slice of E). Sums are compensated:
-// what rounding lost of each addition is carried along, so a sum over a long sequence stays exact to
-// its last digits.
-// Backward gives token t the gradient of every pool that holds it: one pool, or for the causal sum
-// all pools i >= ceil(t / b), a running sum from the end.
+// what rounding lost of each addition is carried along, so a sum over a long sequence stays exact
+// to its last digits. Backward gives token t the gradient of every pool that holds it: one pool, or
+// for the causal sum all pools i >= ceil(t / b), a running sum from the end.
 #include "kernels/cpu/table.h"
 #include "kernels/cpu/tasks.h"
 #include "kernels/cpu/tiles.h"
@@ -18,7 +17,7 @@ namespace {
 
 constexpr int64_t kSlice = 64;
 
-// A row of running sums with what rounding has lost of them (Kahan).
+// A row of running sums with what rounding has lost of them.
 template <class T>
 struct Sums {
   T *sum, *lost;
@@ -27,14 +26,7 @@ struct Sums {
     fill(sum, count, T(0));
     fill(lost, count, T(0));
   }
-  SINKHORN_INLINE void add(const T* row, int64_t count) const {
-    for (int64_t c = 0; c < count; ++c) {
-      const T y = row[c] - lost[c];
-      const T next = sum[c] + y;
-      lost[c] = (next - sum[c]) - y;
-      sum[c] = next;
-    }
-  }
+  void add(const T* row, int64_t count) const { add_compensated(row, count, sum, lost); }
 };
 
 // Columns [first, first + count) of one sequence.

@@ -134,15 +134,15 @@ SINKHORN_INLINE T max_lanes(Vec<T> v) {
 
 constexpr int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
-// exp for float: x = n ln2 + r, |r| <= ln2 / 2, a degree-6 polynomial, then 2^n in two factors so
-// that subnormal results and overflow to inf come out right. Within 1 ulp with FMA. NaN stays NaN.
-SINKHORN_INLINE Vec<float> vexp(Vec<float> x) {
+constexpr float kRoundingShift =
+    12582912.0f;  // 1.5 * 2^23: adding it rounds to the nearest integer
+
+// x = n ln2 + r with |r| <= ln2 / 2: returns e^r by a polynomial of degree 6, within 1 ulp with
+// FMA, and n + kRoundingShift, whose low bits are n.
+SINKHORN_INLINE Vec<float> exp_fraction(Vec<float> x, Vec<float>* shifted) {
   using V = Vec<float>;
-  const V high = splat(104.0f), low = splat(-110.0f);
-  x = x > high ? high : x;
-  x = x < low ? low : x;
-  const V magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to the nearest integer
-  const V n = (x * 1.44269504088896341f + magic) - magic;
+  *shifted = x * 1.44269504088896341f + kRoundingShift;
+  const V n = *shifted - kRoundingShift;
   V r = x - n * 0.693359375f;
   r = r - n * -2.12194440e-4f;
   V p = splat(1.9875691500e-4f);
@@ -151,9 +151,20 @@ SINKHORN_INLINE Vec<float> vexp(Vec<float> x) {
   p = p * r + 4.1665795894e-2f;
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
-  p = p * (r * r) + r + 1.0f;
+  return p * (r * r) + (r + 1.0f);
+}
+
+// exp for float. 2^n comes in two factors so that subnormal results and overflow to inf come out
+// right. NaN stays NaN.
+SINKHORN_INLINE Vec<float> vexp(Vec<float> x) {
+  using V = Vec<float>;
   typedef MaskVec<float> I;
-  const I exponent = __builtin_convertvector(n, I);
+  const V high = splat(104.0f), low = splat(-110.0f);
+  x = x > high ? high : x;
+  x = x < low ? low : x;
+  V shifted;
+  const V p = exp_fraction(x, &shifted);
+  const I exponent = __builtin_convertvector(shifted - kRoundingShift, I);
   const I half = exponent >> 1;
   const I first = (half + 127) << 23, second = (exponent - half + 127) << 23;
   V f, s;
@@ -161,32 +172,20 @@ SINKHORN_INLINE Vec<float> vexp(Vec<float> x) {
   memcpy(&s, &second, sizeof(s));
   return p * f * s;
 }
-// exp for x <= 0 where nothing below 2^-126 matters: softmax weights. A single factor 2^n.
+// exp for x <= 0 where nothing below 2^-126 matters: softmax weights. n is added to the exponent.
 SINKHORN_INLINE Vec<float> vexp_weight(Vec<float> x) {
   using V = Vec<float>;
   typedef MaskVec<float> I;
   const V low = splat(-87.0f), zero = {};
-  const I vanishes = x < low;
-  const V magic = splat(12582912.0f);
-  const V shifted = x * 1.44269504088896341f + magic;
-  const V n = shifted - magic;
-  V r = x - n * 0.693359375f;
-  r = r - n * -2.12194440e-4f;
-  V p = splat(1.9875691500e-4f);
-  p = p * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * (r * r) + (r + 1.0f);
-  // The low bits of n + 1.5 * 2^23 are n itself: shifted up they add to p's exponent.
+  V shifted;
+  const V p = exp_fraction(x, &shifted);
   I bits, power;
   memcpy(&bits, &p, sizeof(bits));
   memcpy(&power, &shifted, sizeof(power));
   bits += power << 23;
   V result;
   memcpy(&result, &bits, sizeof(result));
-  return vanishes ? zero : (x == x ? result : x);
+  return x < low ? zero : (x == x ? result : x);
 }
 // float64 exists for checks: exactness before speed.
 SINKHORN_INLINE Vec<double> vexp(Vec<double> x) {
@@ -239,5 +238,16 @@ SINKHORN_INLINE float exp_of(float x) { return ::expf(x); }
 SINKHORN_INLINE double exp_of(double x) { return ::exp(x); }
 SINKHORN_INLINE float log_of(float x) { return ::logf(x); }
 SINKHORN_INLINE double log_of(double x) { return ::log(x); }
+
+// sum += x, carrying along what rounding loses (Kahan).
+template <class T>
+void add_compensated(const T* x, int64_t count, T* sum, T* lost) {
+  for (int64_t c = 0; c < count; ++c) {
+    const T y = x[c] - lost[c];
+    const T next = sum[c] + y;
+    lost[c] = (next - sum[c]) - y;
+    sum[c] = next;
+  }
+}
 
 }  // namespace sinkhorn::cpu::SINKHORN_ISA

@@ -17,7 +17,8 @@ constexpr int64_t kRowGroup = 16;
 struct TileShape {
   int64_t rows, cols;  // queries, keys
   bool diagonal;
-  int64_t group;  // queries that share a product on the diagonal; 1 where NaN or inf must not spread
+  int64_t
+      group;  // queries that share a product on the diagonal; 1 where NaN or inf must not spread
 
   template <class F>
   SINKHORN_INLINE void row_groups(const F& f) const {  // f(query, queries, keys they may see)
@@ -52,8 +53,8 @@ struct ScoreTile {
     return weight != nullptr && weight[c] == T(0);
   }
   SINKHORN_INLINE bool visible(int64_t c) const { return bias[c] != -kInf<T>; }
-  // The bias is added where it is 0 too: left out, scale * s might be contracted with what follows and
-  // round differently, and bits would depend on whether a mask is there.
+  // The bias is added where it is 0 too: left out, scale * s might be contracted with what follows
+  // and round differently, and bits would depend on whether a mask is there.
   SINKHORN_INLINE Vec<T> score(const T* st, int64_t c, int64_t r) const {
     return load(st + c * kQueryTile + r) * scale + bias[c];
   }
@@ -67,8 +68,8 @@ struct ScoreTile {
   }
 };
 
-// The running softmax of a tile's queries: the largest score so far, and the sum of exponentials below
-// it. A query that has seen nothing has sum 0; it normalises to 0.
+// The running softmax of a tile's queries: the largest score so far, and the sum of exponentials
+// below it. A query that has seen nothing has sum 0; it normalises to 0.
 template <class T>
 struct SoftmaxState {
   T largest[kQueryTile], sum[kQueryTile];
@@ -111,9 +112,9 @@ struct SoftmaxState {
   }
 };
 
-// What backward needs of a tile's queries. Tiles are taken in two steps, so that delta can be summed
-// from the very numbers it is subtracted from: then gradients of scores add up to 0 over a query's
-// keys, as they should, and rounding errors do not pile up in the gradient of the sort.
+// What backward needs of a tile's queries. Tiles are taken in two steps, so that delta can be
+// summed from the very numbers it is subtracted from: then gradients of scores add up to 0 over a
+// query's keys, as they should, and rounding errors do not pile up in the gradient of the sort.
 template <class T>
 struct SoftmaxGradient {
   T largest[kQueryTile], inverse[kQueryTile];  // of the finished softmax; +inf and 0 where empty

@@ -8,8 +8,8 @@
 // blocks is exactly 1.
 //
 // Backward, with G = dK', G' = dV' and g = dweight / r:
-//   dR[i, j] = sum_p m[j, p] (G[i, p].K[j, p] + G'[i, p].V[j, p] + g[i, p]) - sum_p g[i, p] weight[i, p]
-//   dK[j, p] += sum over allowed i of R[i, j] G[i, p]
+//   dR[i, j] = sum_p m[j, p] (G[i, p].K[j, p] + G'[i, p].V[j, p] + g[i, p]) - sum_p g[i, p]
+//   weight[i, p] dK[j, p] += sum over allowed i of R[i, j] G[i, p]
 // The g terms cancel where all sources are full and are skipped there.
 #include "kernels/cpu/sort.h"
 
@@ -39,8 +39,8 @@ BlockFlags::BlockFlags(int64_t batch, int64_t length, int64_t block, const uint8
 
 namespace {
 
-constexpr int64_t kRowDepth = 64;       // numbers of a block that dR sums in one go
-constexpr int64_t kRowsPerTask = 128;   // rows of dR to a task
+constexpr int64_t kRowDepth = 64;      // numbers of a block that dR sums in one go
+constexpr int64_t kRowsPerTask = 128;  // rows of dR to a task
 
 // Block offsets whose rows of D together make about `columns` numbers.
 int64_t slice_positions(const SortParams& p, int64_t columns) {
@@ -104,7 +104,8 @@ SINKHORN_INLINE void interleave(const T* row, int64_t count, int64_t r, T* to) {
 
 // Packs rows of R for a panel.
 template <class T>
-void pack_sort_rows(const Head<T>& h, int64_t row, int64_t count, int64_t k, int64_t deep, T* row_buffer, T* to) {
+void pack_sort_rows(const Head<T>& h, int64_t row, int64_t count, int64_t k, int64_t deep,
+                    T* row_buffer, T* to) {
   for (int64_t r = 0; r < count; ++r) {
     h.load_sort(row + r, k, deep, row_buffer);
     interleave(row_buffer, deep, r, to);
@@ -174,33 +175,22 @@ void unsort_slice(const Head<T>& h, const T* grad_sorted, T* grad, int64_t first
   }
 }
 
-// Adds a tile to another, carrying along what rounding loses (Kahan).
-template <class T>
-void add_compensated(const T* x, int64_t count, T* sum, T* lost) {
-  for (int64_t c = 0; c < count; ++c) {
-    const T y = x[c] - lost[c];
-    const T next = sum[c] + y;
-    lost[c] = (next - sum[c]) - y;
-    sum[c] = next;
-  }
-}
-
 // Scratch of grad_sort_rows.
 template <class T>
 int64_t grad_sort_scratch(const SortParams& p) {
   return kPanel<T> * (2 * slice_positions(p, kRowDepth) * p.width + 3 * kRowsPerTask);
 }
 
-// Rows [i0, i0 + count) of dR, without the weights' share: all of b * D is summed, a long way for one
-// entry, so slices of kRowDepth are summed by themselves and added with compensation.
+// Rows [i0, i0 + count) of dR, without the weights' share: all of b * D is summed, a long way for
+// one entry, so slices of kRowDepth are summed by themselves and added with compensation.
 template <class T>
 void grad_sort_rows(const Head<T>& h, int64_t i0, int64_t count, T* scratch) {
   const SortParams& p = h.p;
   const int64_t block_cols = p.block * p.width, numbers = count * kPanel<T>;
   const int64_t positions = slice_positions(p, kRowDepth), deep = positions * p.width;
-  T* transposed = scratch;                         // [deep, kPanel]
-  T* copies = transposed + kPanel<T> * deep;       // [kPanel, deep]
-  T* slice = copies + kPanel<T> * deep;            // [kRowsPerTask, kPanel], as the next two
+  T* transposed = scratch;                    // [deep, kPanel]
+  T* copies = transposed + kPanel<T> * deep;  // [kPanel, deep]
+  T* slice = copies + kPanel<T> * deep;       // [kRowsPerTask, kPanel], as the next two
   T *sum = slice + kPanel<T> * kRowsPerTask, *lost = sum + kPanel<T> * kRowsPerTask;
   T* grad = static_cast<T*>(p.grad_sort) + (h.index() * p.blocks + i0) * p.blocks;
   const int64_t sources = h.sources(i0 + count - 1);
@@ -211,8 +201,8 @@ void grad_sort_rows(const Head<T>& h, int64_t i0, int64_t count, T* scratch) {
     fill(lost, numbers, T(0));
     for (int side = 0; side < 2; ++side) {
       const View& from = side == 0 ? p.key : p.value;
-      const T* g = (side == 0 ? h.sorted->key(h.index()) : h.sorted->value(h.index())) +
-                   i0 * block_cols;
+      const T* g =
+          (side == 0 ? h.sorted->key(h.index()) : h.sorted->value(h.index())) + i0 * block_cols;
       for (int64_t q = 0; q < p.block; q += positions) {
         const int64_t n = min_of(positions, p.block - q);
         const T* rows[kPanel<T>];
@@ -221,8 +211,8 @@ void grad_sort_rows(const Head<T>& h, int64_t i0, int64_t count, T* scratch) {
         }
         transpose_rows<T>([&](int64_t r) { return rows[r]; }, cols, n * p.width, transposed,
                           kPanel<T>);
-        gemm<T>(count, kPanel<T>, n * p.width, {g + q * p.width, block_cols, 1, transposed,
-                                                kPanel<T>, slice, kPanel<T>, false});
+        gemm<T>(count, kPanel<T>, n * p.width,
+                {g + q * p.width, block_cols, 1, transposed, kPanel<T>, slice, kPanel<T>, false});
         add_compensated(slice, numbers, sum, lost);
       }
     }
@@ -275,7 +265,7 @@ void add_real(T share, const uint8_t* real, int64_t tokens, T* sum, T* seen) {
 template <class T>
 void sort_weights(const Head<T>& h, T* scratch) {
   const SortParams& p = h.p;
-  T* row = scratch;                              // [N]
+  T* row = scratch;                             // [N]
   T* sum = row + Scratch<T>::padded(p.blocks);  // [b]
   T* seen = sum + Scratch<T>::padded(p.block);  // [b], 1 where some allowed source has a token
   T* weight = static_cast<T*>(p.weight) + h.index() * p.rows * (p.block + 1);
@@ -314,18 +304,19 @@ void sort_weights(const Head<T>& h, T* scratch) {
 template <class T>
 void sort_fwd(const SortParams& p, const BlockFlags& flags, HeadRange heads,
               const Executor& executor) {
-  const int64_t step = slice_positions(p, good_columns(p.blocks)), slices = (p.block + step - 1) / step;
+  const int64_t step = slice_positions(p, good_columns(p.blocks)),
+                slices = (p.block + step - 1) / step;
   const int64_t buffer = max_of(kDepth, step * p.width);
-  for_each_task<T>(
-      executor, heads.count() * slices * 2, product_scratch<T>(step * p.width) + buffer,
-      [&](int64_t task, T* scratch) {
-        const int64_t slice = task / 2 % slices, index = heads.begin + task / 2 / slices;
-        const Head<T> h{p, flags, index / p.heads, index % p.heads};
-        const int64_t first = slice * step;
-        T* to = static_cast<T*>(task % 2 == 0 ? p.sorted_key : p.sorted_value);
-        sort_slice(h, task % 2 == 0 ? p.key : p.value, to, first, min_of(step, p.block - first),
-                   scratch);
-      });
+  for_each_task<T>(executor, heads.count() * slices * 2,
+                   product_scratch<T>(step * p.width) + buffer, [&](int64_t task, T* scratch) {
+                     const int64_t slice = task / 2 % slices,
+                                   index = heads.begin + task / 2 / slices;
+                     const Head<T> h{p, flags, index / p.heads, index % p.heads};
+                     const int64_t first = slice * step;
+                     T* to = static_cast<T*>(task % 2 == 0 ? p.sorted_key : p.sorted_value);
+                     sort_slice(h, task % 2 == 0 ? p.key : p.value, to, first,
+                                min_of(step, p.block - first), scratch);
+                   });
   const int64_t wanted = p.blocks + 2 * p.block + 64;
   for_each_task<T>(executor, heads.count(), wanted, [&](int64_t task, T* scratch) {
     const int64_t index = heads.begin + task;
@@ -336,19 +327,20 @@ void sort_fwd(const SortParams& p, const BlockFlags& flags, HeadRange heads,
 template <class T>
 void sort_bwd(const SortParams& p, const BlockFlags& flags, const SortedGradients<T>& sorted,
               HeadRange heads, const Executor& executor) {
-  const int64_t step = slice_positions(p, good_columns(p.blocks)), slices = (p.block + step - 1) / step;
+  const int64_t step = slice_positions(p, good_columns(p.blocks)),
+                slices = (p.block + step - 1) / step;
   const int64_t buffer = max_of(kDepth, step * p.width);
-  for_each_task<T>(
-      executor, heads.count() * slices * 2, product_scratch<T>(step * p.width) + buffer,
-      [&](int64_t task, T* scratch) {
-        const int64_t slice = task / 2 % slices, index = heads.begin + task / 2 / slices;
-        const Head<T> h{p, flags, index / p.heads, index % p.heads, &sorted};
-        const int64_t first = slice * step;
-        const bool key = task % 2 == 0;
-        unsort_slice(h, key ? sorted.key(index) : sorted.value(index),
-                     static_cast<T*>(key ? p.grad_key : p.grad_value), first,
-                     min_of(step, p.block - first), scratch);
-      });
+  for_each_task<T>(executor, heads.count() * slices * 2,
+                   product_scratch<T>(step * p.width) + buffer, [&](int64_t task, T* scratch) {
+                     const int64_t slice = task / 2 % slices,
+                                   index = heads.begin + task / 2 / slices;
+                     const Head<T> h{p, flags, index / p.heads, index % p.heads, &sorted};
+                     const int64_t first = slice * step;
+                     const bool key = task % 2 == 0;
+                     unsort_slice(h, key ? sorted.key(index) : sorted.value(index),
+                                  static_cast<T*>(key ? p.grad_key : p.grad_value), first,
+                                  min_of(step, p.block - first), scratch);
+                   });
   const int64_t row_tasks = (p.rows + kRowsPerTask - 1) / kRowsPerTask;
   const int64_t wanted = grad_sort_scratch<T>(p);
   for_each_task<T>(executor, heads.count() * row_tasks, wanted, [&](int64_t task, T* scratch) {

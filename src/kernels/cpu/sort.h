@@ -69,10 +69,12 @@ template <class T>
 class SortedGradients {
  public:
   SortedGradients(const SortParams& p, int64_t heads)
-      : rows_(p.rows * p.block), width_(p.width),
-        memory_(static_cast<T*>(allocate_scratch(
-            sizeof(T) * static_cast<size_t>(heads * rows_ * (2 * width_ + 1))))),
-        value_(memory_ + heads * rows_ * width_), weight_(value_ + heads * rows_ * width_) {}
+      : rows_(p.rows * p.block),
+        width_(p.width),
+        memory_(static_cast<T*>(
+            allocate_scratch(sizeof(T) * static_cast<size_t>(heads * rows_ * (2 * width_ + 1))))),
+        value_(memory_ + heads * rows_ * width_),
+        weight_(value_ + heads * rows_ * width_) {}
   ~SortedGradients() { free_scratch(memory_); }
   SortedGradients(const SortedGradients&) = delete;
   SortedGradients& operator=(const SortedGradients&) = delete;
@@ -80,9 +82,13 @@ class SortedGradients {
   // The buffers belong to heads first, first + 1, ... from now on.
   void start_at(int64_t first) { first_ = first; }
 
-  T* key(int64_t head) const { return memory_ + (head - first_) * rows_ * width_; }     // [rows * b, D]
-  T* value(int64_t head) const { return value_ + (head - first_) * rows_ * width_; }    // [rows * b, D]
-  T* weight(int64_t head) const { return weight_ + (head - first_) * rows_; }           // [rows * b]
+  T* key(int64_t head) const {
+    return memory_ + (head - first_) * rows_ * width_;
+  }  // [rows * b, D]
+  T* value(int64_t head) const {
+    return value_ + (head - first_) * rows_ * width_;
+  }  // [rows * b, D]
+  T* weight(int64_t head) const { return weight_ + (head - first_) * rows_; }  // [rows * b]
 
  private:
   int64_t rows_, width_, first_ = 0;

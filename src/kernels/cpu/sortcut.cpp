@@ -1,9 +1,9 @@
 // SortCut: every query reads the sorted positions of destinations 0 .. budget-1 and nothing else.
 //
-// Forward: the sort of `budget` rows, then tasks (head, query tile). Backward: all queries add to the
-// same few sorted keys, so tasks are (head, chunk of queries), each with sums of its own, which are
-// then added in the order of the chunks. A chunk has at least as many queries as there are sorted
-// keys: the sums never outweigh the queries.
+// Forward: the sort of `budget` rows, then tasks (head, query tile). Backward: all queries add to
+// the same few sorted keys, so tasks are (head, chunk of queries), each with sums of its own, which
+// are then added in the order of the chunks. A chunk has at least as many queries as there are
+// sorted keys: the sums never outweigh the queries.
 #include "kernels/cpu/attention.h"
 #include "kernels/cpu/table.h"
 
@@ -104,13 +104,12 @@ void run_bwd(const AttentionParams& p, const Executor& executor) {
   const ChunkSums<T> sums{keys, s.width, static_cast<T*>(allocate_scratch(numbers * sizeof(T)))};
   const SortedGradients<T> sorted(s, heads);
   const BlockFlags flags(s.batch, s.length, s.block, s.real);
-  for_each_task<T>(executor, heads * chunks, TileBuffers<T>::count(s.width),
-                   [&](int64_t task, T* scratch) {
-                     const int64_t first = task % chunks * size;
-                     const AttentionHead<T> h(p, task / chunks, flags, sorted);
-                     backward_chunk(h, sums, sums.chunk(task), first,
-                                    min_of(size, p.queries - first), scratch);
-                   });
+  for_each_task<T>(
+      executor, heads * chunks, TileBuffers<T>::count(s.width), [&](int64_t task, T* scratch) {
+        const int64_t first = task % chunks * size;
+        const AttentionHead<T> h(p, task / chunks, flags, sorted);
+        backward_chunk(h, sums, sums.chunk(task), first, min_of(size, p.queries - first), scratch);
+      });
   for_each_task<T>(executor, heads, 0, [&](int64_t index, T*) {
     add_chunks(sums, index, chunks, sorted);
     const int64_t count = s.length * s.width;

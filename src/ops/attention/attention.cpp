@@ -80,8 +80,8 @@ Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value,
                  const OptionalTensor& sort, int64_t block, std::string_view causal,
                  std::string_view combine, int64_t window, const OptionalTensor& mask,
                  std::optional<double> scale, double dropout_p) {
-  return std::get<0>(call_fwd(query, key, value, sort, block, causal, combine, window, mask, scale,
-                              dropout_p));
+  return std::get<0>(
+      call_fwd(query, key, value, sort, block, causal, combine, window, mask, scale, dropout_p));
 }
 
 class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
@@ -91,8 +91,8 @@ class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
                         std::string causal, std::string combine, int64_t window,
                         const OptionalTensor& mask, std::optional<double> scale, double dropout_p) {
     at::AutoDispatchBelowAutograd below;
-    auto [out, stats, sorted_key, sorted_value, weight, sorted_out, rng] = call_fwd(
-        query, key, value, sort, block, causal, combine, window, mask, scale, dropout_p);
+    auto [out, stats, sorted_key, sorted_value, weight, sorted_out, rng] =
+        call_fwd(query, key, value, sort, block, causal, combine, window, mask, scale, dropout_p);
     context->save_for_backward({query, key, value, or_undefined(sort), out, stats, sorted_key,
                                 sorted_value, weight, sorted_out, rng, or_undefined(mask)});
     auto& data = context->saved_data;

@@ -12,8 +12,8 @@ void check_attention(const Tensor& query, const Tensor& key, const Tensor& value
                      std::string_view combine, int64_t window, const OptionalTensor& mask,
                      std::optional<double> scale, double dropout_p);
 
-// out, stats [B, H, softmaxes, 2, L], sorted_key and sorted_value [B, H, N, b, D], weight [B, H, N, b + 1],
-// sorted_out [B, H, L, D], rng [2]. What a call does not need has shape [0].
+// out, stats [B, H, softmaxes, 2, L], sorted_key and sorted_value [B, H, N, b, D], weight [B, H, N,
+// b + 1], sorted_out [B, H, L, D], rng [2]. What a call does not need has shape [0].
 using AttentionResult = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
 // Allocates everything attention_fwd returns, on any device, sizes symbolic or not.

@@ -16,10 +16,9 @@ void check_balance(const Tensor& logits, int64_t iterations, double temperature,
   TORCH_CHECK_VALUE(temperature > 0.0, "balance: temperature must be greater than 0, got ",
                     temperature);
   check_window(op, window);
-  TORCH_CHECK_VALUE(
-      rule != Causal::kNone || (kind != Columns::kPrefix && kind != Columns::kPrior),
-      "balance: columns '", columns, "' needs a causal rule (strict or inclusive), got causal '",
-      causal, "'");
+  TORCH_CHECK_VALUE(rule != Causal::kNone || (kind != Columns::kPrefix && kind != Columns::kPrior),
+                    "balance: columns '", columns,
+                    "' needs a causal rule (strict or inclusive), got causal '", causal, "'");
   TORCH_CHECK_VALUE(rule != Causal::kInclusive || window == 0,
                     "balance: causal 'inclusive' needs window 0, got ", window);
   check_float(op, "logits", logits);

@@ -60,8 +60,8 @@ Tensor balance_bwd_cpu(const Tensor& grad, const Tensor& logits, const Tensor& t
                        std::string_view columns, int64_t window, const OptionalTensor& noise,
                        const OptionalTensor& block_mask) {
   BalanceCall call(logits, iterations, temperature, causal, columns, window, noise, block_mask);
-  const Tensor result = at::empty(
-      logits.sizes(), logits.options().dtype(compute_type(logits.scalar_type())));
+  const Tensor result =
+      at::empty(logits.sizes(), logits.options().dtype(compute_type(logits.scalar_type())));
   const Tensor kept = terms.contiguous();
   call.p.result = result.data_ptr();
   call.p.terms = kept.data_ptr();

@@ -14,8 +14,9 @@ void check_sortcut(const Tensor& query, const Tensor& key, const Tensor& value, 
   check_keys(op, query, key, value, sort, block, mask);
   const c10::SymInt blocks = block_count(key.sym_size(2), block);
   TORCH_CHECK_VALUE(budget >= 1, "sortcut: budget must be at least 1, got ", budget);
-  SINKHORN_CHECK_SIZE(blocks.sym_ge(budget), "sortcut: budget must be at most the number of blocks ",
-                      blocks, ", got ", budget);
+  SINKHORN_CHECK_SIZE(blocks.sym_ge(budget),
+                      "sortcut: budget must be at most the number of blocks ", blocks, ", got ",
+                      budget);
 }
 
 SortcutResult allocate_sortcut(const Tensor& query, const Tensor& key, const Tensor&, const Tensor&,
@@ -63,8 +64,8 @@ class SortcutFunction : public torch::autograd::Function<SortcutFunction> {
     at::AutoDispatchBelowAutograd below;
     auto [out, stats, sorted_key, sorted_value, weight, rng] =
         call_fwd(query, key, value, sort, block, budget, mask, scale, dropout_p);
-    context->save_for_backward({query, key, value, sort, out, stats, sorted_key, sorted_value, weight,
-                                rng, or_undefined(mask)});
+    context->save_for_backward({query, key, value, sort, out, stats, sorted_key, sorted_value,
+                                weight, rng, or_undefined(mask)});
     auto& data = context->saved_data;
     data["block"] = block;
     data["budget"] = budget;

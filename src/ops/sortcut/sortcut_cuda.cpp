@@ -24,9 +24,10 @@ SortcutResult sortcut_fwd_cuda(const Tensor& query, const Tensor& key, const Ten
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> sortcut_bwd_cuda(
     const Tensor& grad, const Tensor& query, const Tensor& key, const Tensor& value,
-    const Tensor& sort, const Tensor& /*out*/, const Tensor& /*stats*/, const Tensor& /*sorted_key*/,
-    const Tensor& /*sorted_value*/, const Tensor& /*weight*/, const Tensor& rng, int64_t block,
-    int64_t budget, const OptionalTensor& mask, std::optional<double> scale, double dropout_p) {
+    const Tensor& sort, const Tensor& /*out*/, const Tensor& /*stats*/,
+    const Tensor& /*sorted_key*/, const Tensor& /*sorted_value*/, const Tensor& /*weight*/,
+    const Tensor& rng, int64_t block, int64_t budget, const OptionalTensor& mask,
+    std::optional<double> scale, double dropout_p) {
   const auto gradients = composite::recompute_gradients(
       grad, {query, key, value, sort}, [&](const std::vector<Tensor>& inputs) {
         return composite::sortcut(inputs[0], inputs[1], inputs[2], inputs[3], block, budget, mask,
