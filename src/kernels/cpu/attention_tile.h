@@ -24,10 +24,8 @@ namespace sinkhorn::cpu::SINKHORN_ISA {
 // Up to so many key tiles are kept while delta is summed; with more, dO.O serves.
 constexpr int64_t kKeptTiles = 8;
 
-// Longer dot products are summed in parts of these sizes, which rounds less than one long sum:
-// scores over columns, gradients of keys and values over queries.
+// Longer dot products are summed in parts of this size, which rounds less than one long sum.
 constexpr int64_t kScoreDepth = 64;
-constexpr int64_t kSumDepth = 32;
 
 template <class T>
 struct KeyRun {

@@ -21,6 +21,14 @@ constexpr int kRowsPerTile = 4;
 #endif
 constexpr int kVectorsPerTile = 2;
 
+// Sums longer than this are taken in parts where their rounding shows in the gradient of the sort.
+// Without fused multiply-adds each product rounds too, and parts are shorter.
+#if defined(__FMA__)
+constexpr int64_t kSumDepth = 64;
+#else
+constexpr int64_t kSumDepth = 32;
+#endif
+
 template <class T>
 struct Product {
   const T* a;

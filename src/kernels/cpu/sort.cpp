@@ -39,8 +39,8 @@ BlockFlags::BlockFlags(int64_t batch, int64_t length, int64_t block, const uint8
 
 namespace {
 
-constexpr int64_t kRowDepth = 64;      // numbers of a block that dR sums in one go
-constexpr int64_t kRowsPerTask = 128;  // rows of dR to a task
+constexpr int64_t kRowDepth = 2 * kSumDepth;  // numbers of a block that dR sums in one go
+constexpr int64_t kRowsPerTask = 128;         // rows of dR to a task
 
 // Block offsets whose rows of D together make about `columns` numbers.
 int64_t slice_positions(const SortParams& p, int64_t columns) {
