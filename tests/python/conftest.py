@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from pathlib import Path
 
-import pytest
-import torch
+# What the compiler cached for an operator of another build must not be taken for this one's.
+_compiler_cache = tempfile.TemporaryDirectory(prefix="sinkhorn-inductor-")
+os.environ["TORCHINDUCTOR_CACHE_DIR"] = _compiler_cache.name
+os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"
+
+import pytest  # noqa: E402
+import torch  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1] / "python")]
