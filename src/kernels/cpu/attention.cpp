@@ -143,7 +143,7 @@ void run_fwd(const AttentionParams& p, const Executor& executor) {
   const SortParams& s = p.sort;
   const BlockFlags flags(s.batch, s.length, s.block, s.real);
   const int64_t tiles = (s.block + kQueryTile - 1) / kQueryTile, per_head = s.blocks * tiles;
-  for_each_head_group<T>(s, [&](HeadRange heads) {
+  for_each_head_group<T>(s, executor, [&](HeadRange heads) {
     if (s.sort.data != nullptr) sort_fwd<T>(s, flags, heads, executor);
     for_each_task<T>(executor, heads.count() * per_head, TileBuffers<T>::count(s.width),
                      [&](int64_t task, T* scratch) {
@@ -181,8 +181,8 @@ template <class T>
 void run_bwd(const AttentionParams& p, const Executor& executor) {
   const SortParams& s = p.sort;
   const BlockFlags flags(s.batch, s.length, s.block, s.real);
-  SortedGradients<T> sorted(s, s.sort.data == nullptr ? 0 : heads_to_a_group<T>(s));
-  for_each_head_group<T>(s, [&](HeadRange heads) {
+  SortedGradients<T> sorted(s, s.sort.data == nullptr ? 0 : heads_to_a_group<T>(s, executor));
+  for_each_head_group<T>(s, executor, [&](HeadRange heads) {
     sorted.start_at(heads.begin);
     backward_blocks<T>(p, flags, sorted, heads, executor);
     if (s.sort.data != nullptr) sort_bwd<T>(s, flags, sorted, heads, executor);

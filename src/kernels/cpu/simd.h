@@ -239,15 +239,23 @@ SINKHORN_INLINE double exp_of(double x) { return ::exp(x); }
 SINKHORN_INLINE float log_of(float x) { return ::logf(x); }
 SINKHORN_INLINE double log_of(double x) { return ::log(x); }
 
-// sum += x, carrying along what rounding loses (Kahan).
+// sum += x, carrying along what rounding loses (Kahan); V is a number or a vector of them.
+template <class V>
+SINKHORN_INLINE void add_compensated(V x, V& sum, V& lost) {
+  const V y = x - lost, next = sum + y;
+  lost = (next - sum) - y;
+  sum = next;
+}
 template <class T>
 void add_compensated(const T* x, int64_t count, T* sum, T* lost) {
-  for (int64_t c = 0; c < count; ++c) {
-    const T y = x[c] - lost[c];
-    const T next = sum[c] + y;
-    lost[c] = (next - sum[c]) - y;
-    sum[c] = next;
+  int64_t c = 0;
+  for (; c + kLanes<T> <= count; c += kLanes<T>) {
+    Vec<T> s = load(sum + c), l = load(lost + c);
+    add_compensated(load(x + c), s, l);
+    store(sum + c, s);
+    store(lost + c, l);
   }
+  for (; c < count; ++c) add_compensated(x[c], sum[c], lost[c]);
 }
 
 }  // namespace sinkhorn::cpu::SINKHORN_ISA

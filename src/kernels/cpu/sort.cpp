@@ -175,60 +175,63 @@ void unsort_slice(const Head<T>& h, const T* grad_sorted, T* grad, int64_t first
   }
 }
 
-// Scratch of grad_sort_rows.
+// Scratch of grad_sort_panel.
 template <class T>
 int64_t grad_sort_scratch(const SortParams& p) {
   return kPanel<T> * (2 * slice_positions(p, kRowDepth) * p.width + 3 * kRowsPerTask);
 }
 
-// Rows [i0, i0 + count) of dR, without the weights' share: all of b * D is summed, a long way for
-// one entry, so slices of kRowDepth are summed by themselves and added with compensation.
+// A piece of dR: rows [i0, i0 + rows) and sources [j0, j0 + cols), at most a panel of them.
+struct GradSortPiece {
+  int64_t i0, rows, j0, cols;
+};
+
+// The piece without the weights' share: all of b * D is summed, a long way for one entry, so slices
+// of kRowDepth are summed by themselves and added with compensation.
 template <class T>
-void grad_sort_rows(const Head<T>& h, int64_t i0, int64_t count, T* scratch) {
+void grad_sort_panel(const Head<T>& h, const GradSortPiece& piece, T* scratch) {
   const SortParams& p = h.p;
+  const auto [i0, count, j0, cols] = piece;
   const int64_t block_cols = p.block * p.width, numbers = count * kPanel<T>;
   const int64_t positions = slice_positions(p, kRowDepth), deep = positions * p.width;
   T* transposed = scratch;                    // [deep, kPanel]
   T* copies = transposed + kPanel<T> * deep;  // [kPanel, deep]
   T* slice = copies + kPanel<T> * deep;       // [kRowsPerTask, kPanel], as the next two
   T *sum = slice + kPanel<T> * kRowsPerTask, *lost = sum + kPanel<T> * kRowsPerTask;
-  T* grad = static_cast<T*>(p.grad_sort) + (h.index() * p.blocks + i0) * p.blocks;
-  const int64_t sources = h.sources(i0 + count - 1);
-  for (int64_t i = 0; i < count; ++i) fill(grad + i * p.blocks, p.blocks, T(0));
-  for (int64_t j0 = 0; j0 < sources; j0 += kPanel<T>) {
-    const int64_t cols = min_of(kPanel<T>, sources - j0);
-    fill(sum, numbers, T(0));
-    fill(lost, numbers, T(0));
-    for (int side = 0; side < 2; ++side) {
-      const View& from = side == 0 ? p.key : p.value;
-      const T* g =
-          (side == 0 ? h.sorted->key(h.index()) : h.sorted->value(h.index())) + i0 * block_cols;
-      for (int64_t q = 0; q < p.block; q += positions) {
-        const int64_t n = min_of(positions, p.block - q);
-        const T* rows[kPanel<T>];
-        for (int64_t c = 0; c < cols; ++c) {
-          rows[c] = h.block_row(from, j0 + c, q, n, copies + c * deep);
-        }
-        transpose_rows<T>([&](int64_t r) { return rows[r]; }, cols, n * p.width, transposed,
-                          kPanel<T>);
-        gemm<T>(count, kPanel<T>, n * p.width,
-                {g + q * p.width, block_cols, 1, transposed, kPanel<T>, slice, kPanel<T>, false});
-        add_compensated(slice, numbers, sum, lost);
+  T* grad = static_cast<T*>(p.grad_sort) + (h.index() * p.blocks + i0) * p.blocks + j0;
+  fill(sum, numbers, T(0));
+  fill(lost, numbers, T(0));
+  const bool read = j0 < h.sources(i0 + count - 1);  // by any of the rows
+  for (int side = 0; read && side < 2; ++side) {
+    const View& from = side == 0 ? p.key : p.value;
+    const T* g =
+        (side == 0 ? h.sorted->key(h.index()) : h.sorted->value(h.index())) + i0 * block_cols;
+    for (int64_t q = 0; q < p.block; q += positions) {
+      const int64_t n = min_of(positions, p.block - q);
+      const T* rows[kPanel<T>];
+      for (int64_t c = 0; c < cols; ++c) {
+        rows[c] = h.block_row(from, j0 + c, q, n, copies + c * deep);
       }
+      transpose_rows<T>([&](int64_t r) { return rows[r]; }, cols, n * p.width, transposed,
+                        kPanel<T>);
+      gemm<T>(count, kPanel<T>, n * p.width,
+              {g + q * p.width, block_cols, 1, transposed, kPanel<T>, slice, kPanel<T>, false});
+      add_compensated(slice, numbers, sum, lost);
     }
-    for (int64_t i = 0; i < count; ++i) {
-      for (int64_t c = 0; c < cols; ++c) grad[i * p.blocks + j0 + c] = sum[i * kPanel<T> + c];
-    }
+  }
+  for (int64_t i = 0; i < count; ++i) {
+    for (int64_t c = 0; c < cols; ++c) grad[i * p.blocks + c] = sum[i * kPanel<T> + c];
   }
 }
 
-// Adds the weights' share of dR and clears what is not allowed.
+// Adds the weights' share to row i of the piece and clears what is not allowed.
 template <class T>
-void finish_grad_sort_row(const Head<T>& h, int64_t i) {
+void finish_grad_sort_row(const Head<T>& h, const GradSortPiece& piece, int64_t i) {
   const SortParams& p = h.p;
   T* grad = static_cast<T*>(p.grad_sort) + (h.index() * p.blocks + i) * p.blocks;
   const int64_t sources = h.flags.live(h.batch, i) ? h.sources(i) : 0;
-  for (int64_t j = 0; j < p.blocks; ++j) {
+  const int64_t end = piece.j0 + piece.cols;
+  for (int64_t j = piece.j0; j < end; ++j) {
     if (j >= sources || !h.flags.live(h.batch, j)) grad[j] = T(0);
   }
   if (h.flags.all_full(h.batch)) return;
@@ -242,7 +245,7 @@ void finish_grad_sort_row(const Head<T>& h, int64_t i) {
     whole += grad_weight[q] * weight[q];
     all += grad_weight[q];
   }
-  for (int64_t j = 0; j < sources; ++j) {
+  for (int64_t j = piece.j0; j < min_of(end, sources); ++j) {
     if (!h.flags.live(h.batch, j)) continue;
     T share = h.flags.full(h.batch, j) ? all : T(0);
     for (int64_t q = 0; !h.flags.full(h.batch, j) && q < p.block; ++q) {
@@ -324,32 +327,39 @@ void sort_fwd(const SortParams& p, const BlockFlags& flags, HeadRange heads,
   });
 }
 
+// dR needs the longer tasks, so they come first; dK and dV fill the gaps at the end.
 template <class T>
 void sort_bwd(const SortParams& p, const BlockFlags& flags, const SortedGradients<T>& sorted,
               HeadRange heads, const Executor& executor) {
+  const int64_t row_tasks = (p.rows + kRowsPerTask - 1) / kRowsPerTask;
+  const int64_t panels = (p.blocks + kPanel<T> - 1) / kPanel<T>, pieces = row_tasks * panels;
   const int64_t step = slice_positions(p, good_columns(p.blocks)),
                 slices = (p.block + step - 1) / step;
-  const int64_t buffer = max_of(kDepth, step * p.width);
-  for_each_task<T>(executor, heads.count() * slices * 2,
-                   product_scratch<T>(step * p.width) + buffer, [&](int64_t task, T* scratch) {
-                     const int64_t slice = task / 2 % slices,
-                                   index = heads.begin + task / 2 / slices;
-                     const Head<T> h{p, flags, index / p.heads, index % p.heads, &sorted};
-                     const int64_t first = slice * step;
-                     const bool key = task % 2 == 0;
-                     unsort_slice(h, key ? sorted.key(index) : sorted.value(index),
-                                  static_cast<T*>(key ? p.grad_key : p.grad_value), first,
-                                  min_of(step, p.block - first), scratch);
-                   });
-  const int64_t row_tasks = (p.rows + kRowsPerTask - 1) / kRowsPerTask;
-  const int64_t wanted = grad_sort_scratch<T>(p);
-  for_each_task<T>(executor, heads.count() * row_tasks, wanted, [&](int64_t task, T* scratch) {
-    const int64_t index = heads.begin + task / row_tasks, i0 = task % row_tasks * kRowsPerTask;
-    const Head<T> h{p, flags, index / p.heads, index % p.heads, &sorted};
-    const int64_t count = min_of(kRowsPerTask, p.rows - i0);
-    grad_sort_rows(h, i0, count, scratch);
-    for (int64_t i = i0; i < i0 + count; ++i) finish_grad_sort_row(h, i);
-  });
+  const int64_t unsort_scratch =
+      product_scratch<T>(step * p.width) + max_of(kDepth, step * p.width);
+  const int64_t grad_tasks = heads.count() * pieces;
+  const auto head_of = [&](int64_t index) {
+    return Head<T>{p, flags, index / p.heads, index % p.heads, &sorted};
+  };
+  for_each_task<T>(
+      executor, grad_tasks + heads.count() * slices * 2,
+      max_of(grad_sort_scratch<T>(p), unsort_scratch), [&](int64_t task, T* scratch) {
+        if (task < grad_tasks) {
+          const Head<T> h = head_of(heads.begin + task / pieces);
+          const int64_t i0 = task % pieces / panels * kRowsPerTask, j0 = task % panels * kPanel<T>;
+          const GradSortPiece piece{i0, min_of(kRowsPerTask, p.rows - i0), j0,
+                                    min_of(kPanel<T>, p.blocks - j0)};
+          grad_sort_panel(h, piece, scratch);
+          for (int64_t i = i0; i < i0 + piece.rows; ++i) finish_grad_sort_row(h, piece, i);
+          return;
+        }
+        const int64_t rest = task - grad_tasks, index = heads.begin + rest / 2 / slices;
+        const int64_t first = rest / 2 % slices * step;
+        const bool key = rest % 2 == 0;
+        unsort_slice(head_of(index), key ? sorted.key(index) : sorted.value(index),
+                     static_cast<T*>(key ? p.grad_key : p.grad_value), first,
+                     min_of(step, p.block - first), scratch);
+      });
 }
 
 template void sort_fwd<float>(const SortParams&, const BlockFlags&, HeadRange, const Executor&);

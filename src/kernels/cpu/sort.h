@@ -53,14 +53,14 @@ struct HeadRange {
 // Groups of heads small enough that what the sort writes is still in the cache when attention reads
 // it, and the other way round in backward.
 template <class T>
-int64_t heads_to_a_group(const SortParams& p) {
-  constexpr int64_t kGroupBytes = 4 << 20;
+int64_t heads_to_a_group(const SortParams& p, const Executor& executor) {
+  constexpr int64_t kWorkerBytes = 2 << 20;
   const int64_t bytes = 5 * p.length * p.width * static_cast<int64_t>(sizeof(T));
-  return max_of<int64_t>(1, min_of(p.batch * p.heads, kGroupBytes / bytes));
+  return max_of<int64_t>(1, min_of(p.batch * p.heads, executor.workers * kWorkerBytes / bytes));
 }
 template <class T, class F>
-void for_each_head_group(const SortParams& p, const F& f) {
-  const int64_t heads = p.batch * p.heads, group = heads_to_a_group<T>(p);
+void for_each_head_group(const SortParams& p, const Executor& executor, const F& f) {
+  const int64_t heads = p.batch * p.heads, group = heads_to_a_group<T>(p, executor);
   for (int64_t h = 0; h < heads; h += group) f(HeadRange{h, min_of(heads, h + group)});
 }
 
