@@ -1,0 +1,267 @@
+#include "cli/config.h"
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <fstream>
+#include <map>
+#include <sstream>
+#include <tuple>
+
+#include "cli/fields.h"
+#include "sinkhorn/error.h"
+#include "tasks/metrics.h"
+
+namespace sinkhorn::cli {
+namespace {
+
+// A value as somebody wrote it; name is how to speak of it: "file: key" or "key".
+struct Setting {
+  std::string value;
+  std::string name;
+};
+using Settings = std::map<std::string, Setting>;
+
+const char* const kStacks[] = {"encoder", "decoder"};
+
+std::vector<std::string> key_names() {
+  std::vector<std::string> names;
+  for (const Key& key : config_keys()) names.push_back(key.name);
+  return names;
+}
+
+void check_known(const Settings& settings, const std::string& where) {
+  const std::vector<std::string> known = key_names();
+  for (const auto& [key, setting] : settings) {
+    if (std::find(known.begin(), known.end(), key) == known.end()) {
+      throw UsageError(where + "unknown key " + key + suggestion(key, known));
+    }
+  }
+}
+
+// attention.x speaks for each stack that has no word of its own from the same place.
+void spread_attention(Settings& settings) {
+  const std::string prefix = "attention.";
+  const Settings stated = settings;
+  for (const auto& [key, setting] : stated) {
+    if (!key.starts_with(prefix)) continue;
+    for (const std::string stack : kStacks) {
+      settings.emplace(stack + "." + key.substr(prefix.size()), setting);
+    }
+  }
+}
+
+Settings read_file(const std::filesystem::path& path) {
+  const std::string where = path.string() + ": ";
+  std::ifstream file(path);
+  if (!file || std::filesystem::is_directory(path)) {
+    throw UsageError(where + "cannot be read; expected a configuration file");
+  }
+  std::vector<CLI::ConfigItem> items;
+  try {
+    items = CLI::ConfigBase().from_config(file);
+  } catch (const CLI::Error& error) {
+    throw UsageError(where + error.what());
+  }
+  Settings settings;
+  for (const CLI::ConfigItem& item : items) {
+    if (item.name == "++" || item.name == "--") continue;  // a section begins or ends
+    const std::string key = item.fullname();
+    if (item.name.starts_with("[")) {
+      throw UsageError(where + item.name + ": a section's name stands alone on its line");
+    }
+    if (item.inputs.size() != 1) {
+      throw UsageError(where + key + ": expected one value, found " +
+                       std::to_string(item.inputs.size()) +
+                       "; quote a value that holds spaces or commas");
+    }
+    if (!settings.emplace(key, Setting{item.inputs[0], where + key}).second) {
+      throw UsageError(where + key + " is stated twice");
+    }
+  }
+  check_known(settings, where);
+  spread_attention(settings);
+  return settings;
+}
+
+Settings read_overrides(const Overrides& overrides) {
+  Settings settings;
+  for (const auto& [key, value] : overrides) settings[key] = {value, key};
+  check_known(settings, "");
+  spread_attention(settings);
+  return settings;
+}
+
+void set_fields(const Settings& settings, const Fields& fields) {
+  for (const Field& field : fields) {
+    if (const auto found = settings.find(field.key); found != settings.end()) {
+      field.set(found->second.value, found->second.name);
+    }
+  }
+}
+
+// The model before its keys: a named size, and each stack at its preset.
+models::ModelConfig model_defaults(const Choices& choices, const std::string& task) {
+  models::ModelConfig model =
+      choices.size.empty() ? models::ModelConfig{} : models::model_size(choices.size);
+  model.max_length = 0;  // the task knows
+  for (const bool decoder : {false, true}) {
+    const std::string& preset = decoder ? choices.decoder_preset : choices.encoder_preset;
+    nn::AttentionConfig& stack = decoder ? model.decoder : model.encoder;
+    stack = nn::attention_preset(preset.empty() ? "default" : preset, decoder);
+    // A user's texts have any length, and only the bilinear network has no limit.
+    if (preset.empty() && task == "text") stack.sort_net = "bilinear";
+  }
+  return model;
+}
+
+// The paper's optimizers for its sizes. Numbers follow the name and the schedule, so that a stated
+// schedule never meets the rate of another.
+train::OptimizerConfig optimizer_defaults(const std::string& size, const Settings& settings) {
+  train::OptimizerConfig named;
+  if (size == "tiny" || size == "base") {
+    named.name = "adam";
+    named.schedule = "noam";
+  } else if (!size.empty()) {
+    named.name = "adafactor";
+    named.schedule = "rsqrt";
+  }
+  train::RunConfig stated;
+  stated.optimizer = named;
+  set_fields(settings, run_fields(stated));
+  named.name = stated.optimizer.name;
+  named.schedule = stated.optimizer.schedule;
+  if (named.name == "adam") named.beta2 = 0.997;
+  if (named.schedule == "noam") {
+    named.rate = 1.0;
+    named.warmup = 8000;
+  } else if (named.schedule == "rsqrt") {
+    named.rate = 1.0;
+    named.warmup = 10000;
+  }
+  return named;
+}
+
+bool has_encoder(const std::string& task) {
+  return task != "lm" && task != "text" && task != "pixels";
+}
+
+bool has_decoder(const std::string& task) { return !has_encoder(task) || task == "sort"; }
+
+void check_stack(const std::string& name, const nn::AttentionConfig& config, bool decoder) {
+  try {
+    nn::check_attention(config, decoder);
+  } catch (const UsageError& error) {
+    throw UsageError(name + " " + error.what());
+  }
+}
+
+void check_device(const std::string& device) {
+  const std::string prefix = "cuda:";
+  const bool numbered = device.starts_with(prefix) && device.size() > prefix.size() &&
+                        device.find_first_not_of("0123456789", prefix.size()) == std::string::npos;
+  if (numbered || device == "auto" || device == "cpu" || device == "cuda") return;
+  throw UsageError("train.device: \"" + device + "\" is not one of auto, cpu, cuda, cuda:N");
+}
+
+}  // namespace
+
+train::RunConfig read_config(const std::filesystem::path& path, const Overrides& overrides) {
+  Settings settings = read_overrides(overrides);
+  if (!path.empty()) settings.merge(read_file(path));  // keeps what the command line states
+
+  Choices choices;
+  set_fields(settings, choice_fields(choices));
+  train::RunConfig config;
+  set_fields(settings, run_fields(config));  // a first time, for the words that move other defaults
+  config.model = model_defaults(choices, config.task.name);
+  config.optimizer = optimizer_defaults(choices.size, settings);
+  set_fields(settings, run_fields(config));
+  if (config.train.run.empty()) {
+    const std::string name = path.empty() ? config.task.name : path.stem().string();
+    config.train.run = "runs/" + name;
+  }
+  check_config(config);
+  return config;
+}
+
+std::string write_config(const train::RunConfig& config) {
+  train::RunConfig copy = config;
+  std::ostringstream out;
+  std::string section;
+  for (const Field& field : run_fields(copy)) {
+    if (field.section() != section) {
+      out << (section.empty() ? "" : "\n") << "[" << field.section() << "]\n";
+      section = field.section();
+    }
+    const bool is_text = std::holds_alternative<std::string*>(field.value);
+    const char* quote = is_text ? "\"" : "";
+    out << field.key.substr(section.size() + 1) << " = " << quote << field.get() << quote << "\n";
+  }
+  return out.str();
+}
+
+void check_config(const train::RunConfig& config) {
+  const models::ModelConfig& model = config.model;
+  if (model.width % model.heads != 0) {
+    throw UsageError("model.heads: " + std::to_string(model.heads) +
+                     " heads do not share model.width " + std::to_string(model.width) + " evenly");
+  }
+  if (has_encoder(config.task.name)) check_stack("encoder", model.encoder, false);
+  if (has_decoder(config.task.name)) check_stack("decoder", model.decoder, true);
+  check_device(config.train.device);
+  if (config.task.name != "sort" && config.task.data.empty()) {
+    throw UsageError("task.data: the task " + config.task.name +
+                     " needs the folder or file of its data");
+  }
+}
+
+std::vector<Key> config_keys() {
+  Choices choices;
+  train::RunConfig config;
+  config.model.max_length = 0;
+  Fields fields = choice_fields(choices);
+  const Fields rest = run_fields(config);
+  fields.insert(fields.end(), rest.begin(), rest.end());
+
+  std::map<std::string, std::vector<Key>> sections;
+  for (const Field& field : fields) {
+    const Key key = {field.key, field.type(), field.get(), field.help};
+    sections[key.section()].push_back(key);
+  }
+  sections["attention"] = sections["decoder"];
+  for (Key& key : sections["attention"]) key.name.replace(0, key.name.find('.'), "attention");
+  std::vector<Key> keys;
+  for (const char* section :
+       {"task", "model", "attention", "encoder", "decoder", "optimizer", "train"}) {
+    keys.insert(keys.end(), sections[section].begin(), sections[section].end());
+  }
+  return keys;
+}
+
+std::string suggestion(const std::string& name, const std::vector<std::string>& candidates) {
+  const auto distance = [](const std::string& a, const std::string& b) {
+    return tasks::edit_distance({a.begin(), a.end()}, {b.begin(), b.end()});
+  };
+  const auto split = [](const std::string& key) {
+    const size_t dot = key.find('.');
+    return dot == std::string::npos ? std::pair(std::string(), key)
+                                    : std::pair(key.substr(0, dot), key.substr(dot + 1));
+  };
+  const auto [section, word] = split(name);
+  // The word counts most: a right word in a wrong section is nearer than a wrong word.
+  using Cost = std::tuple<int64_t, int64_t>;
+  Cost best{std::max<int64_t>(2, static_cast<int64_t>(word.size()) / 3), 1 << 20};
+  std::string nearest;
+  for (const std::string& candidate : candidates) {
+    const auto [its_section, its_word] = split(candidate);
+    const Cost cost{distance(word, its_word) + (section != its_section),
+                    distance(section, its_section)};
+    if (cost < best) {
+      best = cost;
+      nearest = candidate;
+    }
+  }
+  return nearest.empty() ? "" : "; did you mean " + nearest + "?";
+}
+
+}  // namespace sinkhorn::cli

@@ -1,0 +1,33 @@
+// `sinkhorn eval`.
+#include <cstdio>
+#include <iostream>
+#include <nlohmann/json.hpp>
+
+#include "cli/commands.h"
+#include "train/use_run.h"
+
+namespace sinkhorn::cli {
+
+int run_eval(const EvalOptions& options) {
+  const train::EvalResult result =
+      train::evaluate_run(options.config, options.checkpoint, options.split);
+  if (options.json) {
+    nlohmann::ordered_json object = {
+        {"run", options.run.string()},   {"checkpoint", result.checkpoint},
+        {"step", result.step},           {"split", result.split},
+        {"data", result.data_note},      {"rows", result.counts.rows},
+        {"tokens", result.counts.tokens}};
+    for (const auto& f : result.figures) object["figures"][f.name] = f.value;
+    std::cout << object.dump(2) << "\n";
+    return 0;
+  }
+  std::printf("%s, step %lld, %s split: %lld rows, %lld tokens\n", result.checkpoint.c_str(),
+              static_cast<long long>(result.step), result.split.c_str(),
+              static_cast<long long>(result.counts.rows),
+              static_cast<long long>(result.counts.tokens));
+  if (!result.data_note.empty()) std::printf("data: %s\n", result.data_note.c_str());
+  for (const auto& f : result.figures) std::printf("%-24s %.4f\n", f.name.c_str(), f.value);
+  return 0;
+}
+
+}  // namespace sinkhorn::cli

@@ -1,0 +1,128 @@
+// What the command lines of train, eval and inspect offer, and how it reaches them.
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <iostream>
+
+#include "cli/commands.h"
+#include "sinkhorn/error.h"
+
+namespace sinkhorn::cli {
+namespace {
+
+// A run carries its own configuration.
+train::RunConfig read_run_config(const std::filesystem::path& run, const Overrides& overrides) {
+  const std::filesystem::path path = run / "config.ini";
+  if (!std::filesystem::exists(path)) {
+    throw UsageError(run.string() + ": not the folder of a run; expected config.ini in it");
+  }
+  Overrides all = overrides;
+  all.emplace_back("train.run", run.string());  // a run may have been moved
+  return read_config(path, all);
+}
+
+// What may change after training; the model is what its checkpoint holds.
+const std::vector<std::string> kRunSections = {"task", "train"};
+const char* const kCheckpointHelp = "newest, best, or a checkpoint file";
+
+// --section.key options for every key (of the sections named), collected in the result.
+std::shared_ptr<Overrides> add_key_options(CLI::App& command,
+                                           const std::vector<std::string>& sections = {}) {
+  auto overrides = std::make_shared<Overrides>();
+  for (const Key& key : config_keys()) {
+    const std::string section = key.section();
+    if (!sections.empty() &&
+        std::find(sections.begin(), sections.end(), section) == sections.end()) {
+      continue;
+    }
+    // The stacks repeat attention's keys: they would triple the help and say nothing new.
+    const bool hidden = section == "encoder" || section == "decoder";
+    command
+        .add_option_function<std::string>(
+            "--" + key.name,
+            [overrides, name = key.name](const std::string& value) {
+              overrides->emplace_back(name, value);
+            },
+            key.help)
+        ->type_name(key.type)
+        ->default_str(sections.empty() ? key.standard : "as trained")
+        ->group(hidden ? "" : "[" + section + "]")
+        ->take_last();
+  }
+  return overrides;
+}
+
+}  // namespace
+
+Command add_train(CLI::App& program) {
+  struct Options {
+    std::string config;
+    bool resume = false;
+    bool dry_run = false;
+  };
+  CLI::App* app = program.add_subcommand("train", "Train a model, as a configuration says");
+  auto options = std::make_shared<Options>();
+  app->add_option("CONFIG", options->config, "configuration file")->required()->type_name("FILE");
+  app->add_flag("--resume", options->resume,
+                "continue the run in its folder from its newest checkpoint");
+  app->add_flag("--dry-run", options->dry_run, "print the resolved configuration and stop");
+  auto overrides = add_key_options(*app);
+  app->footer(
+      "Every key may stand in the configuration file ([section], then key = value) or here, as\n"
+      "--section.key value; here wins. encoder.* and decoder.* take the keys of attention.* for\n"
+      "that stack alone. Defaults are shown; model.size and presets move some of them.");
+  return {app, [options, overrides] {
+            const train::RunConfig config = read_config(options->config, *overrides);
+            if (!options->dry_run) return run_train(config, options->resume);
+            std::cout << write_config(config);
+            return 0;
+          }};
+}
+
+Command add_eval(CLI::App& program) {
+  CLI::App* app = program.add_subcommand("eval", "Evaluate a trained run");
+  auto options = std::make_shared<EvalOptions>();
+  app->add_option("RUN", options->run, "folder of the run")->required()->type_name("DIR");
+  app->add_option("--split", options->split, "what to evaluate on")
+      ->type_name("{valid,test}")
+      ->capture_default_str();
+  app->add_option("--checkpoint", options->checkpoint, kCheckpointHelp)
+      ->type_name("TEXT")
+      ->capture_default_str();
+  app->add_flag("--json", options->json, "print JSON");
+  auto overrides = add_key_options(*app, kRunSections);
+  return {app, [options, overrides] {
+            if (options->split != "valid" && options->split != "test") {
+              throw UsageError("--split: \"" + options->split + "\" is not one of valid, test");
+            }
+            options->config = read_run_config(options->run, *overrides);
+            return run_eval(*options);
+          }};
+}
+
+Command add_inspect(CLI::App& program) {
+  CLI::App* app = program.add_subcommand(
+      "inspect", "Show a run's parameters and what it learned to sort, as numbers and pictures");
+  auto options = std::make_shared<InspectOptions>();
+  app->add_option("RUN", options->run, "folder of the run")->required()->type_name("DIR");
+  app->add_option("--checkpoint", options->checkpoint, kCheckpointHelp)
+      ->type_name("TEXT")
+      ->capture_default_str();
+  CLI::Option* text =
+      app->add_option("--text", options->text, "an input of your own")->type_name("TEXT");
+  app->add_option("--example", options->example, "an example of the test split")
+      ->type_name("INT")
+      ->capture_default_str()
+      ->check(CLI::NonNegativeNumber)
+      ->excludes(text);
+  app->add_option("--out", options->out, "folder of the pictures; default RUN/inspect")
+      ->type_name("DIR");
+  app->add_flag("--json", options->json, "print JSON");
+  auto overrides = add_key_options(*app, kRunSections);
+  return {app, [options, overrides] {
+            options->config = read_run_config(options->run, *overrides);
+            if (options->out.empty()) options->out = options->run / "inspect";
+            return run_inspect(*options);
+          }};
+}
+
+}  // namespace sinkhorn::cli

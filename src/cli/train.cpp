@@ -1,0 +1,103 @@
+// `sinkhorn train`: shows the loop's progress and passes signals on to it.
+#include <unistd.h>
+
+#include <atomic>
+#include <cmath>
+#include <csignal>
+#include <cstdio>
+#include <string>
+
+#include "cli/commands.h"
+#include "train/trainer.h"
+
+namespace sinkhorn::cli {
+namespace {
+
+std::atomic<int> stop_signal{0};
+
+// A second signal of the same kind ends the program at once.
+void on_signal(int signal) {
+  stop_signal = signal;
+  std::signal(signal, SIG_DFL);
+}
+
+std::string duration(double seconds) {
+  const long s = std::lround(seconds);
+  char text[32];
+  if (s >= 3600) {
+    std::snprintf(text, sizeof text, "%ldh%02ldm", s / 3600, s / 60 % 60);
+  } else {
+    std::snprintf(text, sizeof text, "%ldm%02lds", s / 60, s % 60);
+  }
+  return text;
+}
+
+std::string count(double value) {
+  const char* unit = "";
+  for (const char* next : {"k", "M", "G"}) {
+    if (value < 1000) break;
+    value /= 1000;
+    unit = next;
+  }
+  char text[32];
+  std::snprintf(text, sizeof text, value < 10 && *unit ? "%.2f%s" : "%.0f%s", value, unit);
+  return text;
+}
+
+// One line that renews itself on a terminal, plain lines elsewhere.
+class Progress : public train::Observer {
+ public:
+  void started(const Start& s) override {
+    std::printf("%s: %s parameters on %s, step %lld of %lld%s\n", s.run.c_str(),
+                count(static_cast<double>(s.parameters)).c_str(), s.device.c_str(),
+                static_cast<long long>(s.first_step), static_cast<long long>(s.steps),
+                s.resumed ? ", resumed" : "");
+    if (!s.data_note.empty()) std::printf("data: %s\n", s.data_note.c_str());
+    std::fflush(stdout);
+  }
+  void stepped(const Step& s) override {
+    begin_line();
+    std::printf("step %lld/%lld  loss %.4f  rate %.3g  %s tokens/s  %s left",
+                static_cast<long long>(s.step), static_cast<long long>(s.steps), s.loss, s.rate,
+                count(s.tokens_per_second).c_str(), duration(s.seconds_left).c_str());
+    terminal_ ? open_ = true : std::putchar('\n');
+    std::fflush(stdout);
+  }
+  void evaluated(int64_t step, const std::string& split,
+                 const std::vector<tasks::Figure>& figures) override {
+    begin_line();
+    std::printf("step %lld  %s:", static_cast<long long>(step), split.c_str());
+    for (const auto& f : figures) std::printf("  %s %.4f", f.name.c_str(), f.value);
+    std::putchar('\n');
+    std::fflush(stdout);
+  }
+  ~Progress() override {
+    if (open_) std::putchar('\n');
+  }
+
+ private:
+  void begin_line() {
+    if (open_) std::fputs("\r\033[K", stdout);
+    open_ = false;
+  }
+  bool terminal_ = isatty(STDOUT_FILENO) == 1;
+  bool open_ = false;  // a line without its end stands on the terminal
+};
+
+}  // namespace
+
+int run_train(const train::RunConfig& config, bool resume) {
+  std::signal(SIGINT, on_signal);
+  std::signal(SIGTERM, on_signal);
+  train::Outcome outcome;
+  {
+    Progress progress;
+    outcome = train::train(config, write_config(config), resume, progress, stop_signal);
+  }
+  if (!outcome.stopped) return 0;
+  std::printf("stopped at step %lld, saved; continue with --resume\n",
+              static_cast<long long>(outcome.steps));
+  return 128 + stop_signal;
+}
+
+}  // namespace sinkhorn::cli

@@ -1,0 +1,160 @@
+#include "sinkhorn/models/models.h"
+
+#include <ATen/ops/argmax.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/cross_entropy_loss.h>
+#include <ATen/ops/dropout.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/where.h>
+
+#include "sinkhorn/error.h"
+
+namespace sinkhorn::models {
+namespace {
+
+constexpr int64_t kPad = 0, kBegin = 1, kEnd = 2;
+
+nn::LayerConfig layer_config(const ModelConfig& c, bool decoder, bool cross) {
+  nn::LayerConfig layer;
+  layer.attention = decoder ? c.decoder : c.encoder;
+  layer.place = {c.width, c.heads, c.max_length, decoder, c.attention_dropout};
+  layer.ff_width = c.ff_width;
+  layer.dropout = c.dropout;
+  layer.relu_dropout = c.relu_dropout;
+  layer.cross = cross;
+  return layer;
+}
+
+std::vector<std::shared_ptr<nn::SinkhornAttention>> attentions_of(const nn::Stack& stack) {
+  std::vector<std::shared_ptr<nn::SinkhornAttention>> all;
+  for (const auto& layer : stack.layers()) all.push_back(layer->attention());
+  return all;
+}
+
+nn::Context with_mask(nn::Context context, const std::optional<at::Tensor>& mask) {
+  context.mask = mask;
+  return context;
+}
+
+at::Tensor tied_output(const at::Tensor& x, const nn::Embedding& embedding) {
+  return at::linear(x, embedding.weight.to(x.scalar_type()));
+}
+
+// targets one step later behind the begin token.
+at::Tensor shift_right(const at::Tensor& targets) {
+  const at::Tensor begin = at::full({targets.size(0), 1}, kBegin, targets.options());
+  return at::cat({begin, targets.slice(1, 0, -1)}, 1);
+}
+
+}  // namespace
+
+Model::Model(const ModelConfig& config) : config_(config) { check_model(config); }
+
+at::Tensor Model::loss(const Input& input, const nn::Context& context) {
+  at::Tensor scores = logits(input, context);
+  if (scores.scalar_type() != at::kDouble) scores = scores.to(at::kFloat);
+  const double smoothing = is_training() ? config_.label_smoothing : 0.0;
+  const bool classes = input.targets.dim() == 1;
+  return at::cross_entropy_loss(scores.flatten(0, -2), input.targets.flatten(), {},
+                                at::Reduction::Mean, classes ? -100 : kPad, smoothing);
+}
+
+int64_t Model::parameter_count() const {
+  int64_t count = 0;
+  for (const at::Tensor& p : parameters()) count += p.numel();
+  return count;
+}
+
+LanguageModel::LanguageModel(const ModelConfig& c) : Model(c) {
+  embedding_ = register_module("embedding", std::make_shared<nn::Embedding>(c.vocab, c.width));
+  decoder_ = register_module(
+      "decoder", std::make_shared<nn::Stack>(layer_config(c, true, false), c.layers, c.checkpoint));
+  if (!c.tied) {
+    output_ = register_module("output", std::make_shared<nn::Linear>(c.width, c.vocab, false));
+  }
+}
+
+at::Tensor LanguageModel::logits(const Input& input, const nn::Context& context) {
+  const at::Tensor x = at::dropout(embedding_->forward(input.ids), config_.dropout, is_training());
+  const at::Tensor y = decoder_->forward(x, with_mask(context, input.mask));
+  return output_ != nullptr ? output_->forward(y) : tied_output(y, *embedding_);
+}
+
+std::vector<std::shared_ptr<nn::SinkhornAttention>> LanguageModel::attentions() const {
+  return attentions_of(*decoder_);
+}
+
+Seq2Seq::Seq2Seq(const ModelConfig& c) : Model(c) {
+  embedding_ = register_module("embedding", std::make_shared<nn::Embedding>(c.vocab, c.width));
+  encoder_ = register_module("encoder", std::make_shared<nn::Stack>(layer_config(c, false, false),
+                                                                    c.layers, c.checkpoint));
+  decoder_ = register_module(
+      "decoder", std::make_shared<nn::Stack>(layer_config(c, true, true), c.layers, c.checkpoint));
+}
+
+nn::Memory Seq2Seq::encode(const at::Tensor& ids, const std::optional<at::Tensor>& mask,
+                           const nn::Context& context) {
+  const at::Tensor x = at::dropout(embedding_->forward(ids), config_.dropout, is_training());
+  return {encoder_->forward(x, with_mask(context, mask)), mask};
+}
+
+at::Tensor Seq2Seq::decode(const at::Tensor& ids, const std::optional<at::Tensor>& mask,
+                           const nn::Memory& memory, const nn::Context& context) {
+  const at::Tensor x = at::dropout(embedding_->forward(ids), config_.dropout, is_training());
+  return tied_output(decoder_->forward(x, with_mask(context, mask), &memory), *embedding_);
+}
+
+at::Tensor Seq2Seq::logits(const Input& input, const nn::Context& context) {
+  const nn::Memory memory = encode(input.ids, input.mask, context);
+  return decode(shift_right(input.targets), input.target_mask, memory, context);
+}
+
+std::vector<std::shared_ptr<nn::SinkhornAttention>> Seq2Seq::attentions() const {
+  auto all = attentions_of(*encoder_);
+  for (auto& attention : attentions_of(*decoder_)) all.push_back(std::move(attention));
+  return all;
+}
+
+Classifier::Classifier(const ModelConfig& c) : Model(c) {
+  if (c.classes < 2) {
+    throw UsageError("model: a classifier needs at least 2 classes, got " +
+                     std::to_string(c.classes));
+  }
+  embedding_ = register_module("embedding", std::make_shared<nn::Embedding>(c.vocab, c.width));
+  encoder_ = register_module("encoder", std::make_shared<nn::Stack>(layer_config(c, false, false),
+                                                                    c.layers, c.checkpoint));
+  output_ = register_module("output", std::make_shared<nn::Linear>(c.width, c.classes, true));
+}
+
+at::Tensor Classifier::logits(const Input& input, const nn::Context& context) {
+  const at::Tensor x = at::dropout(embedding_->forward(input.ids), config_.dropout, is_training());
+  const at::Tensor y = encoder_->forward(x, with_mask(context, input.mask));
+  if (!input.mask.has_value()) return output_->forward(y.mean(1));
+  const at::Tensor real = input.mask->unsqueeze(2);
+  const at::Tensor count = input.mask->sum(1, true).clamp_min(1);
+  return output_->forward(at::where(real, y, 0).sum(1) / count.to(y.scalar_type()));
+}
+
+std::vector<std::shared_ptr<nn::SinkhornAttention>> Classifier::attentions() const {
+  return attentions_of(*encoder_);
+}
+
+at::Tensor greedy_decode(Seq2Seq& model, const at::Tensor& ids,
+                         const std::optional<at::Tensor>& mask, int64_t limit,
+                         const nn::Context& context) {
+  const at::NoGradGuard no_grad;
+  const nn::Memory memory = model.encode(ids, mask, context);
+  at::Tensor said = at::full({ids.size(0), 1}, kBegin, ids.options());
+  at::Tensor ended = at::full({ids.size(0), 1}, false, ids.options().dtype(at::kBool));
+  for (int64_t t = 0; t < limit; ++t) {
+    const at::Tensor scores = model.decode(said, std::nullopt, memory, context).select(1, -1);
+    const at::Tensor next = at::where(ended, kPad, at::argmax(scores, 1, true));
+    said = at::cat({said, next}, 1);
+    ended = ended.logical_or(next == kEnd);
+    if (t % 16 == 15 && ended.all().item<bool>()) break;
+  }
+  return said.slice(1, 1);
+}
+
+}  // namespace sinkhorn::models

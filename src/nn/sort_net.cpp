@@ -1,0 +1,63 @@
+// The sort networks. pooled [B, N, E] describes each destination block; in decoders it ends with
+// the block's first token, so that row i is known when block i begins.
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/relu.h>
+
+#include <cmath>
+
+#include "nn/dense_attention.h"
+#include "sinkhorn/error.h"
+#include "sinkhorn/nn/attention.h"
+#include "sinkhorn/ops.h"
+
+namespace sinkhorn::nn {
+namespace {
+
+int64_t blocks_of(int64_t length, int64_t block) { return (length + block - 1) / block; }
+
+}  // namespace
+
+SortNet::SortNet(const AttentionConfig& config, const AttentionPlace& place)
+    : config_(config), place_(place), max_blocks_(config.max_blocks) {
+  if (max_blocks_ == 0) max_blocks_ = blocks_of(place.max_length, config.block);
+  const int64_t width = place.width, columns = place.heads * max_blocks_;
+  if (config.sort_net == "bilinear") {
+    destination_ = register_module("destination", std::make_shared<Linear>(width, width, false));
+    source_ = register_module("source", std::make_shared<Linear>(width, width, false));
+    return;
+  }
+  const bool deep = config.sort_net.rfind("mlp", 0) == 0;
+  first_ = register_module("first", std::make_shared<Linear>(width, deep ? width : columns, true));
+  if (deep) second_ = register_module("second", std::make_shared<Linear>(width, columns, true));
+}
+
+at::Tensor SortNet::bilinear(const at::Tensor& pooled, const at::Tensor& x,
+                             const std::optional<at::Tensor>& mask) {
+  at::Tensor sources = pooled;
+  if (place_.decoder && config_.causal == "strict") {  // a source is complete by then
+    sources = pool(x, {config_.block, config_.pooling == "sum" ? "sum" : "mean", false, mask});
+    sources = sources.to(pooled.scalar_type());
+  }
+  const at::Tensor d = split_heads(destination_->forward(pooled), place_.heads);
+  const at::Tensor s = split_heads(source_->forward(sources), place_.heads);
+  return at::matmul(d, s.transpose(2, 3)) / std::sqrt(static_cast<double>(d.size(3)));
+}
+
+at::Tensor SortNet::forward(const at::Tensor& x, const std::optional<at::Tensor>& mask) {
+  at::Tensor pooled = pool(x, {config_.block, config_.pooling, place_.decoder, mask});
+  if (pooled.scalar_type() != at::kDouble) pooled = pooled.to(at::kFloat);
+  if (destination_ != nullptr) return bilinear(pooled, x, mask);
+  const int64_t blocks = pooled.size(1);
+  if (blocks > max_blocks_) {
+    throw UsageError("attention: " + std::to_string(x.size(1)) + " tokens make " +
+                     std::to_string(blocks) + " blocks, and the sort network '" + config_.sort_net +
+                     "' has columns for " + std::to_string(max_blocks_) +
+                     "; set max_blocks (or the model's max_length) higher, or sort_net bilinear");
+  }
+  at::Tensor y = first_->forward(pooled);
+  if (second_ != nullptr) y = second_->forward(at::relu(y));
+  if (config_.sort_net == "linear_relu" || config_.sort_net == "mlp_relu") y = at::relu(y);
+  return y.view({y.size(0), blocks, place_.heads, max_blocks_}).slice(3, 0, blocks).transpose(1, 2);
+}
+
+}  // namespace sinkhorn::nn

@@ -1,0 +1,74 @@
+// A publisher's files as a stream of items, split into training, validation and test.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tasks/files.h"
+
+namespace sinkhorn::tasks {
+
+enum class Split { kTrain, kValid, kTest };
+constexpr std::array<Split, 3> kSplits{Split::kTrain, Split::kValid, Split::kTest};
+constexpr std::array<const char*, 3> kSplitNames{"train", "valid", "test"};
+
+// One file of a split, or a range of its bytes.
+struct Source {
+  Path file;
+  std::string label = "";  // of all its items, where the layout says so
+  int64_t begin = 0;
+  int64_t end = INT64_MAX;
+};
+
+// Views are valid during the call they are handed to.
+struct Item {
+  std::string_view text;
+  std::string_view pair;   // the second of two texts
+  std::string_view label;  // the class by name
+  const Path& file;
+  int64_t line;
+};
+
+using ItemSink = std::function<void(const Item&)>;
+using Format = void (*)(const Source&, const ItemSink&);
+
+struct Corpus {
+  std::string name;
+  Format format;
+  std::array<std::vector<Source>, 3> sources;
+  bool held_out = false;            // validation is one item in twenty of training
+  std::vector<std::string> labels;  // the classes, where there are any
+  std::array<int64_t, 3>
+      full_size{};   // items the publisher offers (training with held-out); 0: unknown
+  std::string note;  // what stands in for what
+
+  void read(Split split, const ItemSink& sink) const;
+  void add_to(Key& key, Split split) const;
+  std::string describe(Split split) const;  // the files it is read from, in a few words
+};
+
+// The formats. Each throws Error with file and line at the first thing it does not expect.
+void read_sentences(const Source& source, const ItemSink& sink);  // one a line
+void read_text(const Source& source, const ItemSink& sink);       // runs of lines, up to 16 KiB
+void read_images(const Source& source, const ItemSink& sink);  // CIFAR-10, as RGB in raster order
+void read_document(const Source& source,
+                   const ItemSink& sink);                     // one a file, labelled by its folder
+void read_tsv(const Source& source, const ItemSink& sink);    // label and text, or named columns
+void read_jsonl(const Source& source, const ItemSink& sink);  // {"text": ..., "label": ...}
+void read_labelled(const Source& source,
+                   const ItemSink& sink);                     // either of these by the file's name
+void read_trees(const Source& source, const ItemSink& sink);  // SST, binary, whole sentences
+void read_pairs(const Source& source, const ItemSink& sink);  // SNLI and MultiNLI
+
+// Where a text may be cut at or after `offset`: behind a line's end or, where none is near, between
+// two characters.
+int64_t cut_point(std::string_view text, int64_t offset);
+
+// Finds the layout of a task's data in a folder (or its parent).
+Corpus find_corpus(const std::string& task, const std::string& data);
+
+}  // namespace sinkhorn::tasks

@@ -1,0 +1,62 @@
+#include "tasks/dataset.h"
+
+#include "sinkhorn/error.h"
+
+namespace sinkhorn::tasks {
+
+Split eval_split(std::string_view name) {
+  if (name == "valid") return Split::kValid;
+  if (name == "test") return Split::kTest;
+  throw UsageError("split '" + std::string(name) + "'; expected valid or test");
+}
+
+const std::shared_ptr<const TokenStore>& Dataset::split(std::string_view name) const {
+  return splits[static_cast<size_t>(eval_split(name))];
+}
+
+std::string Dataset::note() const {
+  std::string text = corpus.name + ":";
+  std::string subsets;
+  for (size_t i = 0; i < 3; ++i) {
+    text += (i == 0 ? " " : ", ") + std::to_string(splits[i]->size()) + " " + kSplitNames[i];
+    if (i == 1 && corpus.held_out) text += " (held out of training)";
+    const int64_t found = splits[i]->size() + (i == 0 && corpus.held_out ? splits[1]->size() : 0);
+    const int64_t full = corpus.full_size[i];
+    if (full > 0 && found != full) {
+      subsets += std::string("; ") + kSplitNames[i] +
+                 (corpus.name == "LM1B" ? " is a stand-in or subset: " : " is a subset: ") +
+                 std::to_string(found) + " of " + std::to_string(full);
+    }
+  }
+  return text + subsets + (corpus.note.empty() ? "" : "; " + corpus.note);
+}
+
+bool use_bytes(const TaskConfig& config, bool by_default) {
+  if (config.tokens == "auto") return config.tokenizer.empty() && by_default;
+  if (config.tokens != "bytes" && config.tokens != "pieces") {
+    throw UsageError("task.tokens: '" + config.tokens + "'; expected auto, bytes or pieces");
+  }
+  if (config.tokens == "bytes" && !config.tokenizer.empty()) {
+    throw UsageError("task.tokenizer: " + config.tokenizer +
+                     " with task.tokens bytes; expected pieces");
+  }
+  return config.tokens == "bytes";
+}
+
+std::shared_ptr<const Tokenizer> open_tokenizer(const TaskConfig& config, const Corpus& corpus,
+                                                bool bytes, int64_t default_vocab) {
+  if (bytes) return make_byte_tokenizer();
+  if (!config.tokenizer.empty()) return load_pieces(config.tokenizer);
+  const int64_t vocab = config.vocab > 0 ? config.vocab : default_vocab;
+  Key key;
+  corpus.add_to(key, Split::kTrain);
+  const Path model = cache_folder(config.cache) / ("pieces-" + key.add(vocab).hex() + ".model");
+  try {
+    return load_pieces(model);
+  } catch (const Error&) {  // not there yet, or damaged
+    train_pieces(corpus, vocab, model);
+  }
+  return load_pieces(model);
+}
+
+}  // namespace sinkhorn::tasks

@@ -1,0 +1,283 @@
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "tasks/corpus.h"
+#include "tasks/random.h"
+
+namespace sinkhorn::tasks {
+
+using nlohmann::json;
+
+namespace {
+
+// Whether a split is what the held-out items leave of training, or the held-out items: validation,
+// and test where nothing else serves for it.
+bool shares_training(const Corpus& corpus, Split split) {
+  return corpus.held_out && (split != Split::kTest || corpus.sources[2].empty());
+}
+
+const std::vector<Source>& files_of(const Corpus& corpus, Split split) {
+  return corpus.sources[shares_training(corpus, split) ? 0 : static_cast<size_t>(split)];
+}
+
+}  // namespace
+
+void Corpus::read(Split split, const ItemSink& sink) const {
+  const bool filtered = shares_training(*this, split);
+  uint64_t index = 0;
+  for (const Source& source : files_of(*this, split)) {
+    format(source, [&](const Item& item) {
+      const bool held = filtered && mix64(index++) % 20 == 0;
+      if (!filtered || held == (split != Split::kTrain)) sink(item);
+    });
+  }
+}
+
+void Corpus::add_to(Key& key, Split split) const {
+  key.add(name).add(static_cast<int64_t>(split)).add(held_out);
+  for (const Source& source : files_of(*this, split)) {
+    key.add_file(source.file).add(source.label).add(source.begin).add(source.end);
+  }
+}
+
+std::string Corpus::describe(Split split) const {
+  const std::vector<Source>& files = files_of(*this, split);
+  if (files.empty()) return "no files";
+  const std::string first = files[0].file.string();
+  return files.size() == 1 ? first : first + " and " + std::to_string(files.size() - 1) + " more";
+}
+
+namespace {
+
+bool blank(std::string_view text) { return text.find_first_not_of(" \t\r\n") == text.npos; }
+
+std::string quoted(std::string_view text) {
+  std::string short_text(1, '\'');
+  short_text.append(text.substr(0, 40)).append(text.size() > 40 ? "...'" : "'");
+  return short_text;
+}
+
+int64_t run_bytes(std::string_view text) {
+  return std::clamp<int64_t>(static_cast<int64_t>(text.size()) / 200, 64, 16384);
+}
+
+}  // namespace
+
+void read_sentences(const Source& source, const ItemSink& sink) {
+  each_line(source.file, [&](std::string_view line, int64_t number) {
+    if (!blank(line)) sink({line, {}, {}, source.file, number});
+  });
+}
+
+int64_t cut_point(std::string_view text, int64_t offset) {
+  const int64_t size = static_cast<int64_t>(text.size());
+  if (offset <= 0) return 0;
+  if (offset >= size) return size;
+  const size_t line_end = text.substr(offset - 1, run_bytes(text)).find('\n');
+  if (line_end != text.npos) return offset + static_cast<int64_t>(line_end);
+  while (offset < size && (text[offset] & 0xc0) == 0x80) ++offset;
+  return offset;
+}
+
+void read_text(const Source& source, const ItemSink& sink) {
+  const MappedFile file(source.file);
+  const std::string_view text = file.bytes();
+  if (text.empty()) fail(source.file, 0, "the file is empty; expected text");
+  int64_t begin = cut_point(text, source.begin);
+  const int64_t end = cut_point(text, source.end);
+  int64_t number = 1 + std::count(text.begin(), text.begin() + begin, '\n');
+  while (begin < end) {
+    const int64_t next = std::min(end, cut_point(text, begin + run_bytes(text)));
+    const std::string_view run = text.substr(begin, next - begin);
+    check_utf8(source.file, run, number);
+    sink({run, {}, {}, source.file, number});
+    number += std::count(run.begin(), run.end(), '\n');
+    begin = next;
+  }
+}
+
+void read_images(const Source& source, const ItemSink& sink) {
+  constexpr size_t kPixels = 32 * 32, kRecord = 1 + 3 * kPixels;
+  const MappedFile file(source.file);
+  const std::string_view bytes = file.bytes();
+  if (bytes.empty() || bytes.size() % kRecord != 0) {
+    fail(source.file, 0,
+         std::to_string(bytes.size()) + " bytes; expected a multiple of " +
+             std::to_string(kRecord) + " (a label and 32 x 32 x 3 values an image)");
+  }
+  std::string image(3 * kPixels, '\0');
+  for (size_t i = 0; i < bytes.size() / kRecord; ++i) {
+    const std::string_view record = bytes.substr(i * kRecord, kRecord);
+    if (const int label = static_cast<unsigned char>(record[0]); label > 9) {
+      fail(source.file, 0,
+           "image " + std::to_string(i) + " has label " + std::to_string(label) +
+               "; expected 0 to 9");
+    }
+    for (size_t pixel = 0; pixel < kPixels; ++pixel) {
+      for (size_t color = 0; color < 3; ++color) {
+        image[3 * pixel + color] = record[1 + color * kPixels + pixel];
+      }
+    }
+    sink({image, {}, {}, source.file, static_cast<int64_t>(i) + 1});
+  }
+}
+
+void read_document(const Source& source, const ItemSink& sink) {
+  const MappedFile file(source.file);
+  if (blank(file.bytes())) fail(source.file, 0, "the file is empty; expected a text");
+  check_utf8(source.file, file.bytes(), 1);
+  sink({file.bytes(), {}, source.label, source.file, 1});
+}
+
+namespace {
+
+std::vector<std::string_view> split_tabs(std::string_view line) {
+  std::vector<std::string_view> fields;
+  for (size_t start = 0; start <= line.size();) {
+    const size_t end = std::min(line.find('\t', start), line.size());
+    fields.push_back(line.substr(start, end - start));
+    start = end + 1;
+  }
+  return fields;
+}
+
+struct Columns {
+  size_t label = 0, text = 1, count = 2;
+};
+
+std::optional<Columns> header_columns(const std::vector<std::string_view>& fields) {
+  std::optional<size_t> label, text;
+  for (size_t i = 0; i < fields.size(); ++i) {
+    if (fields[i] == "label") label = i;
+    if (fields[i] == "text" || fields[i] == "sentence") text = i;
+  }
+  if (!label || !text) return std::nullopt;
+  return Columns{*label, *text, fields.size()};
+}
+
+// A line of JSON as an object; whatever else it is, is an error.
+json parse_object(const Path& file, std::string_view line, int64_t number) {
+  json object = json::parse(line, nullptr, false);
+  if (!object.is_object()) {
+    fail(file, number, "found " + quoted(line) + "; expected one JSON object a line");
+  }
+  return object;
+}
+
+std::string field(const json& object, const char* name, const Source& source, int64_t number) {
+  const auto found = object.find(name);
+  if (found == object.end()) {
+    fail(source.file, number, std::string("no field \"") + name + "\"; expected it in every line");
+  }
+  if (found->is_string()) return found->get<std::string>();
+  if (found->is_number_integer() || found->is_boolean()) return found->dump();
+  fail(source.file, number,
+       std::string("\"") + name + "\" is " + found->type_name() + "; expected a string");
+}
+
+}  // namespace
+
+void read_tsv(const Source& source, const ItemSink& sink) {
+  Columns columns;
+  each_line(source.file, [&](std::string_view line, int64_t number) {
+    if (blank(line)) return;
+    const std::vector<std::string_view> fields = split_tabs(line);
+    if (number == 1) {
+      if (const auto named = header_columns(fields)) {
+        columns = *named;
+        return;
+      }
+    }
+    if (fields.size() != columns.count) {
+      fail(source.file, number,
+           "found " + std::to_string(fields.size()) + " columns; expected " +
+               std::to_string(columns.count) + " separated by tabs (label, text, or a header " +
+               "that names them)");
+    }
+    const std::string_view label = fields[columns.label], text = fields[columns.text];
+    if (label.empty()) fail(source.file, number, "the label is empty; expected a class");
+    if (blank(text)) fail(source.file, number, "the text is empty; expected some");
+    sink({text, {}, label, source.file, number});
+  });
+}
+
+void read_jsonl(const Source& source, const ItemSink& sink) {
+  each_line(source.file, [&](std::string_view line, int64_t number) {
+    if (blank(line)) return;
+    const json object = parse_object(source.file, line, number);
+    const std::string text = field(object, "text", source, number);
+    const std::string label = field(object, "label", source, number);
+    if (blank(text)) fail(source.file, number, "the text is empty; expected some");
+    sink({text, {}, label, source.file, number});
+  });
+}
+
+void read_labelled(const Source& source, const ItemSink& sink) {
+  const std::string ending = source.file.extension().string();
+  if (ending == ".tsv") return read_tsv(source, sink);
+  if (ending == ".jsonl") return read_jsonl(source, sink);
+  fail(source.file, 0, "ends in '" + ending + "'; expected .tsv or .jsonl");
+}
+
+namespace {
+
+// The words of a Penn Treebank bracketing such as "(3 (2 It) (4 (2 is) (3 good)))".
+std::string tree_words(const Path& file, std::string_view line, int64_t number) {
+  std::string words;
+  int depth = 0;
+  size_t i = 0;
+  while (i < line.size()) {
+    if (line[i] == '(') {
+      ++depth;
+      i += 2;  // the bracket and the label
+    } else if (line[i] == ')') {
+      --depth;
+      ++i;
+    } else if (line[i] == ' ') {
+      ++i;
+    } else {
+      const size_t end = std::min(line.find_first_of(" ()", i), line.size());
+      std::string_view word = line.substr(i, end - i);
+      if (word == "-LRB-") word = "(";
+      if (word == "-RRB-") word = ")";
+      words += words.empty() ? "" : " ";
+      words += word;
+      i = end;
+    }
+    if (depth <= 0) break;
+  }
+  if (depth != 0 || words.empty() || !blank(line.substr(std::min(i, line.size())))) {
+    fail(file, number,
+         "found " + quoted(line) + "; expected one tree a line, as in (3 (2 It) (4 works))");
+  }
+  return words;
+}
+
+}  // namespace
+
+void read_trees(const Source& source, const ItemSink& sink) {
+  each_line(source.file, [&](std::string_view line, int64_t number) {
+    if (blank(line)) return;
+    if (line.size() < 4 || line[0] != '(' || line[1] < '0' || line[1] > '4') {
+      fail(source.file, number, "found " + quoted(line) + "; expected a tree with a label 0 to 4");
+    }
+    const std::string words = tree_words(source.file, line, number);
+    if (line[1] == '2') return;  // neutral sentences are no part of the binary task
+    sink({words, {}, line[1] < '2' ? "neg" : "pos", source.file, number});
+  });
+}
+
+void read_pairs(const Source& source, const ItemSink& sink) {
+  each_line(source.file, [&](std::string_view line, int64_t number) {
+    if (blank(line)) return;
+    const json object = parse_object(source.file, line, number);
+    const std::string label = field(object, "gold_label", source, number);
+    if (label == "-") return;  // the annotators did not agree
+    const std::string premise = field(object, "sentence1", source, number);
+    const std::string hypothesis = field(object, "sentence2", source, number);
+    sink({premise, hypothesis, label, source.file, number});
+  });
+}
+
+}  // namespace sinkhorn::tasks

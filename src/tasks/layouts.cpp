@@ -1,0 +1,330 @@
+// Where each publisher puts which file: one table serves the readers and `sinkhorn data check`.
+#include <algorithm>
+#include <numeric>
+#include <optional>
+
+#include "sinkhorn/error.h"
+#include "tasks/corpus.h"
+#include "tasks/task.h"
+
+namespace sinkhorn::tasks {
+namespace fs = std::filesystem;
+namespace {
+
+struct Part {
+  Split split;
+  std::string pattern;
+  int64_t files = 1;  // as published
+  std::string label = "";
+};
+
+struct Layout {
+  std::string task, name, folder, page;
+  Format format;
+  bool held_out;  // no validation files are published: some of training is held out
+  std::vector<std::string> labels;
+  std::array<int64_t, 3> full_size;
+  std::vector<Part> parts;
+};
+
+const std::vector<Layout>& layouts() {
+  using enum Split;
+  static const std::string training = "training-monolingual.tokenized.shuffled/news.en-";
+  static const std::string heldout = "heldout-monolingual.tokenized.shuffled/news.en.heldout-";
+  static const std::vector<std::string> verdicts{"entailment", "neutral", "contradiction"};
+  static const std::vector<Layout> all{
+      {"lm",
+       "LM1B",
+       "1-billion-word-language-modeling-benchmark-r13output",
+       "https://www.statmt.org/lm-benchmark/",
+       read_sentences,
+       false,
+       {},
+       {30301028, 0, 0},
+       {{kTrain, training + "*-of-00100", 99},
+        {kValid, heldout + "00001-of-00050"},
+        {kTest, heldout + "00000-of-00050"}}},
+      {"pixels",
+       "CIFAR-10",
+       "cifar-10-batches-bin",
+       "https://www.cs.toronto.edu/~kriz/cifar.html (binary version)",
+       read_images,
+       true,
+       {},
+       {50000, 0, 10000},
+       {{kTrain, "data_batch_*.bin", 5}, {kTest, "test_batch.bin"}}},
+      {"sentiment",
+       "IMDb",
+       "aclImdb",
+       "https://ai.stanford.edu/~amaas/data/sentiment/",
+       read_document,
+       true,
+       {"neg", "pos"},
+       {25000, 0, 25000},
+       {{kTrain, "train/neg/*.txt", 12500, "neg"},
+        {kTrain, "train/pos/*.txt", 12500, "pos"},
+        {kTest, "test/neg/*.txt", 12500, "neg"},
+        {kTest, "test/pos/*.txt", 12500, "pos"}}},
+      {"sentiment",
+       "SST-2",
+       "SST-2",
+       "https://gluebenchmark.com/tasks (SST-2)",
+       read_tsv,
+       false,
+       {"0", "1"},
+       {67349, 872, 0},
+       {{kTrain, "train.tsv"}, {kValid, "dev.tsv"}}},
+      {"sentiment",
+       "SST trees",
+       "trees",
+       "https://nlp.stanford.edu/sentiment/",
+       read_trees,
+       false,
+       {"neg", "pos"},
+       {6920, 872, 1821},
+       {{kTrain, "train.txt"}, {kValid, "dev.txt"}, {kTest, "test.txt"}}},
+      {"nli",
+       "SNLI",
+       "snli_1.0",
+       "https://nlp.stanford.edu/projects/snli/",
+       read_pairs,
+       false,
+       verdicts,
+       {549367, 9842, 9824},
+       {{kTrain, "snli_1.0_train.jsonl"},
+        {kValid, "snli_1.0_dev.jsonl"},
+        {kTest, "snli_1.0_test.jsonl"}}},
+      {"nli",
+       "MultiNLI",
+       "multinli_1.0",
+       "https://cims.nyu.edu/~sbowman/multinli/",
+       read_pairs,
+       false,
+       verdicts,
+       {392702, 9815, 0},
+       {{kTrain, "multinli_1.0_train.jsonl"}, {kValid, "multinli_1.0_dev_matched.jsonl"}}},
+  };
+  return all;
+}
+
+// The folder itself or the publisher's folder in it, whichever holds some training file.
+std::optional<Path> find_root(const Layout& layout, const Path& data) {
+  for (const Path& root : {data, data / layout.folder}) {
+    for (const Part& part : layout.parts) {
+      if (part.split == Split::kTrain && !match(root, part.pattern).empty()) return root;
+    }
+  }
+  return std::nullopt;
+}
+
+// A split without files is stood in for by the other of validation and test.
+void stand_in(Corpus& corpus) {
+  auto& valid = corpus.sources[1];
+  auto& test = corpus.sources[2];
+  if (test.empty()) {
+    test = valid;
+    corpus.full_size[2] = corpus.full_size[1];
+    corpus.note = "test is the validation split";
+  } else if (valid.empty() && !corpus.held_out) {
+    valid = test;
+    corpus.full_size[1] = corpus.full_size[2];
+    corpus.note = "validation is the test split";
+  }
+}
+
+Corpus open_layout(const Layout& layout, const Path& root) {
+  Corpus corpus{layout.name,   layout.format,    {}, layout.held_out,
+                layout.labels, layout.full_size, ""};
+  const auto missing = [&](const Part& part) {
+    fail(root / part.pattern, 0,
+         "missing; expected " + layout.name + " as published at " + layout.page);
+  };
+  for (const Part& part : layout.parts) {
+    auto& sources = corpus.sources[static_cast<size_t>(part.split)];
+    const std::vector<Path> files = match(root, part.pattern);
+    const bool needed = part.split == Split::kTrain || layout.held_out;
+    if (files.empty() && needed) missing(part);
+    for (const Path& file : files) sources.push_back({file, part.label});
+  }
+  // Validation and test may stand in for one another.
+  if (corpus.sources[1].empty() && corpus.sources[2].empty()) missing(layout.parts.back());
+  stand_in(corpus);
+  return corpus;
+}
+
+Corpus find_published(const std::string& task, const Path& data) {
+  std::vector<std::pair<const Layout*, Path>> found;
+  std::vector<std::string> expected;
+  for (const Layout& layout : layouts()) {
+    if (layout.task != task) continue;
+    expected.push_back(layout.parts[0].pattern + " (" + layout.name + ")");
+    if (const auto root = find_root(layout, data)) found.emplace_back(&layout, *root);
+  }
+  if (found.empty()) {
+    fail(data, 0,
+         "no data for task " + task + " here; expected " + join(expected) + "; try `sinkhorn " +
+             "data check " + task + "`");
+  }
+  if (found.size() > 1) {
+    std::vector<std::string> roots;
+    for (const auto& [layout, root] : found) roots.push_back(root.string());
+    throw UsageError("task.data: " + data.string() + " holds more than one data set; expected " +
+                     join(roots));
+  }
+  return open_layout(*found[0].first, found[0].second);
+}
+
+std::optional<Split> named_split(const std::string& name) {
+  if (name.starts_with("valid") || name.starts_with("dev")) return Split::kValid;
+  if (name.starts_with("test")) return Split::kTest;
+  return std::nullopt;
+}
+
+// Training is what comes before the last tenth of all bytes, validation the next twentieth, test
+// the last: neighbours in the text stay on one side.
+void split_by_bytes(Corpus& corpus) {
+  const std::vector<Source> files = std::move(corpus.sources[0]);
+  corpus.sources[0].clear();
+  int64_t total = 0;
+  for (const Source& source : files) total += static_cast<int64_t>(fs::file_size(source.file));
+  const std::array<int64_t, 4> borders{0, total - total / 10, total - total / 20, total};
+  int64_t start = 0;
+  for (const Source& source : files) {
+    const int64_t size = static_cast<int64_t>(fs::file_size(source.file));
+    for (size_t split = 0; split < 3; ++split) {
+      const int64_t begin = std::max<int64_t>(borders[split] - start, 0);
+      const int64_t end = std::min(borders[split + 1] - start, size);
+      if (begin < end) corpus.sources[split].push_back({source.file, "", begin, end});
+    }
+    start += size;
+  }
+  corpus.note = "validation and test are the last two twentieths of the text";
+}
+
+Corpus find_text(const Path& data) {
+  Corpus corpus{data.filename().string(), read_text, {}, false, {}, {}, ""};
+  if (fs::is_regular_file(data)) {
+    corpus.sources[0] = {{data}};
+  } else {
+    std::vector<Path> files;
+    for (const auto& entry : fs::recursive_directory_iterator(data)) {
+      const bool hidden = entry.path().filename().string().starts_with(".");
+      if (entry.is_regular_file() && !hidden) files.push_back(entry.path());
+    }
+    std::sort(files.begin(), files.end());
+    for (const Path& file : files) {
+      const std::string first = file.lexically_relative(data).begin()->string();
+      corpus.sources[static_cast<size_t>(named_split(first).value_or(Split::kTrain))].push_back(
+          {file});
+    }
+  }
+  if (corpus.sources[0].empty()) fail(data, 0, "no files here; expected UTF-8 text");
+  if (corpus.sources[1].empty() && corpus.sources[2].empty()) {
+    split_by_bytes(corpus);
+  } else {
+    stand_in(corpus);
+  }
+  return corpus;
+}
+
+const std::array<std::vector<std::string>, 3> kOwnFiles{
+    std::vector<std::string>{"train.tsv", "train.jsonl"},
+    {"valid.tsv", "valid.jsonl", "dev.tsv", "dev.jsonl"},
+    {"test.tsv", "test.jsonl"}};
+
+Corpus find_own(const Path& data) {
+  Corpus corpus{data.filename().string(), read_labelled, {}, false, {}, {}, ""};
+  if (fs::is_regular_file(data)) {
+    corpus.sources[0] = {{data}};
+  } else {
+    for (size_t split = 0; split < 3; ++split) {
+      for (const std::string& name : kOwnFiles[split]) {
+        for (const Path& file : match(data, name)) corpus.sources[split].push_back({file});
+      }
+    }
+  }
+  if (corpus.sources[0].empty()) {
+    fail(data, 0, "no training file here; expected " + join(kOwnFiles[0]));
+  }
+  corpus.held_out = corpus.sources[1].empty();
+  stand_in(corpus);
+  return corpus;
+}
+
+std::string size_of(const std::vector<Path>& files) {
+  int64_t bytes = 0;
+  for (const Path& file : files) bytes += static_cast<int64_t>(fs::file_size(file));
+  return bytes < 10'000'000 ? std::to_string(bytes / 1000) + " kB"
+                            : std::to_string(bytes / 1'000'000) + " MB";
+}
+
+void report_layout(const Layout& layout, const Path& data, DataReport& report) {
+  const Path root = find_root(layout, data).value_or(data / layout.folder);
+  report.lines.push_back(layout.name + " in " + root.string());
+  for (const Part& part : layout.parts) {
+    const std::vector<Path> files = match(root, part.pattern);
+    const std::string what =
+        std::string(kSplitNames[static_cast<size_t>(part.split)]) + "  " + part.pattern;
+    report.lines.push_back(
+        files.empty() ? "  missing  " + what
+                      : "  found    " + what + "  " + std::to_string(files.size()) + " of " +
+                            std::to_string(part.files) + " files, " + size_of(files));
+  }
+  report.lines.push_back("  published at " + layout.page);
+}
+
+void report_sources(const Corpus& corpus, DataReport& report) {
+  for (size_t split = 0; split < 3; ++split) {
+    std::vector<Path> files;
+    for (const Source& source : corpus.sources[split]) files.push_back(source.file);
+    report.lines.push_back("  found    " + std::string(kSplitNames[split]) + "  " +
+                           std::to_string(files.size()) + " files, " + size_of(files));
+  }
+  if (!corpus.note.empty()) report.lines.push_back("  " + corpus.note);
+}
+
+}  // namespace
+
+Corpus find_corpus(const std::string& task, const std::string& data) {
+  if (data.empty()) {
+    throw UsageError("task.data: empty; expected the folder of task " + task + "'s data");
+  }
+  std::error_code error;
+  if (!fs::exists(data, error)) fail(data, 0, "no such file or folder; expected task.data there");
+  Path root = fs::absolute(data).lexically_normal();
+  if (root.filename().empty()) root = root.parent_path();  // a trailing slash
+  if (task == "text") return find_text(root);
+  if (task == "classify") return find_own(root);
+  return find_published(task, root);
+}
+
+DataReport check_data(const TaskConfig& config) {
+  DataReport report;
+  if (config.name == "sort") return {true, {"sort needs no data: its lists are generated"}};
+  const bool published = std::any_of(layouts().begin(), layouts().end(),
+                                     [&](const Layout& l) { return l.task == config.name; });
+  if (!published && config.name != "text" && config.name != "classify") {
+    throw UsageError("task '" + config.name + "' is unknown; expected " + join(task_names()));
+  }
+  const Path data = fs::absolute(config.data).lexically_normal();
+  const auto holds_some = [&](const Layout& l) {
+    return l.task == config.name && find_root(l, data).has_value();
+  };
+  const bool some = std::any_of(layouts().begin(), layouts().end(), holds_some);
+  for (const Layout& layout : layouts()) {
+    // Where one data set is found, the task's others are not missed.
+    if (some ? holds_some(layout) : layout.task == config.name) report_layout(layout, data, report);
+  }
+  try {
+    const Corpus corpus = find_corpus(config.name, config.data);
+    report.complete = true;
+    if (!published) report_sources(corpus, report);
+    report.lines.push_back("usable: " + corpus.name +
+                           (published && !corpus.note.empty() ? "; " + corpus.note : ""));
+  } catch (const Error& error) {
+    report.lines.push_back(std::string("not usable: ") + error.what());
+  }
+  return report;
+}
+
+}  // namespace sinkhorn::tasks

@@ -1,0 +1,108 @@
+// What to learn: a task turns a publisher's files into batches of numbers and names its metric.
+// Nothing here knows Torch: batches are plain arrays, the trainer makes tensors of them.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace sinkhorn::tasks {
+
+struct TaskConfig {
+  std::string name = "sort";    // sort, lm, text, pixels, sentiment, nli, classify
+  std::string data;             // the publisher's folder (or a file); unused by sort
+  std::string cache;            // for token files and vocabularies; "": $XDG_CACHE_HOME/sinkhorn
+  std::string tokens = "auto";  // bytes, pieces; auto: what the task's table in the paper uses
+  std::string tokenizer;        // a SentencePiece model to use; "": train one on the training data
+  int64_t vocab = 0;            // pieces to train; 0: the task's own (lm, text 32000, others 8000)
+  int64_t length = 0;           // longest sequence in tokens; 0: the task's own
+  int64_t sort_symbols = 512;
+  int64_t sort_train_max = 256;  // longest list in training; tests go to sort_test_max
+  int64_t sort_test_max = 512;
+  int64_t sort_train_size = 100000;
+  int64_t sort_test_size = 1000;
+};
+
+enum class ModelKind { kLanguageModel, kSeq2Seq, kClassifier };
+
+struct TaskInfo {
+  ModelKind model;
+  int64_t vocab;        // ids are 0 .. vocab - 1; 0 pads, 1 begins (decoder input), 2 ends
+  int64_t classes = 0;  // classifiers
+  int64_t max_length;   // longest sequence any split yields, the end token included
+  // exact_match, accuracy, perplexity (per word), bits_per_byte (text), bits_per_character (lm as
+  // bytes, the name of the paper's Table 4), bits_per_dim
+  std::string metric;
+  bool higher_is_better;
+  std::vector<std::string> labels;  // names of the classes
+  std::string data_note;            // "" or what the data is: "generated", "IMDb, 25000 train ..."
+};
+
+// One batch, row-major. A row's real tokens come first; the rest is 0.
+struct Batch {
+  int64_t rows = 0;
+  int64_t length = 0;            // of input (and target, for language models)
+  std::vector<int32_t> input;    // [rows, length]: what the encoder, or a language model, reads
+  std::vector<int32_t> lengths;  // [rows]: real tokens of input
+  // Language models: the next token at every position. Seq2Seq: what the decoder must say, end
+  // token included; the decoder reads it shifted right behind token 1. Classifiers: empty.
+  int64_t target_length = 0;
+  std::vector<int32_t> target;          // [rows, target_length]
+  std::vector<int32_t> target_lengths;  // [rows]
+  std::vector<int32_t> labels;          // [rows], classifiers
+  int64_t tokens = 0;                   // real target tokens (classifiers: real input tokens)
+  int64_t units = 0;  // what the metric divides by: words for lm, bytes, dimensions, rows otherwise
+};
+
+struct BatchConfig {
+  int64_t rows = 0;    // sequences a batch; or
+  int64_t tokens = 0;  // real or padded tokens a batch at most, rows of like length together
+  uint64_t seed = 1;
+  int64_t rank = 0;
+  int64_t world = 1;
+};
+
+// A deterministic stream: what it yields depends on the configuration and the position alone.
+class BatchSource {
+ public:
+  virtual ~BatchSource() = default;
+  // False at the end of a split; training sources never end.
+  virtual bool next(Batch& batch) = 0;
+  // Where the stream stands, as JSON, and back: what follows is the same to the bit.
+  virtual std::string position() const = 0;
+  virtual void seek(std::string_view position) = 0;
+};
+
+class Task {
+ public:
+  virtual ~Task() = default;
+  virtual const TaskInfo& info() const = 0;
+  virtual std::unique_ptr<BatchSource> train(const BatchConfig& config) = 0;
+  // split: "valid" or "test"; every example (token) once. Classifiers and sort go from short to
+  // long.
+  virtual std::unique_ptr<BatchSource> eval(std::string_view split, const BatchConfig& config) = 0;
+  // Ids as a person reads them (symbols and pixels: numbers; pairs: separated by a tab), and back:
+  // what a model reads of an input, for sort and classifiers with its end token.
+  virtual std::string text(const std::vector<int32_t>& ids) const = 0;
+  virtual std::vector<int32_t> ids(std::string_view text) const = 0;
+  // The tokenizer's files ("" for none), copied into a run folder so that the run stands alone.
+  virtual std::string tokenizer_path() const = 0;
+};
+
+// sort, lm, text, pixels, sentiment, nli, classify.
+const std::vector<std::string>& task_names();
+
+// Opens the data, tokenising it where the cache has it not; throws Error with one line where it is
+// missing, malformed or empty.
+std::unique_ptr<Task> make_task(const TaskConfig& config);
+
+// `sinkhorn data check`: what is there, what is missing, and where the publisher offers it.
+struct DataReport {
+  bool complete = false;  // every split can be read; the lines say what is a subset
+  std::vector<std::string> lines;
+};
+DataReport check_data(const TaskConfig& config);
+
+}  // namespace sinkhorn::tasks

@@ -1,0 +1,218 @@
+#include "tasks/tokenizer.h"
+
+#include <sentencepiece_processor.h>
+#include <sentencepiece_trainer.h>
+
+#include <algorithm>
+#include <charconv>
+#include <fstream>
+#include <sstream>
+#include <unordered_map>
+
+#include "sinkhorn/error.h"
+#include "tasks/random.h"
+
+namespace sinkhorn::tasks {
+namespace {
+
+class ByteTokenizer final : public Tokenizer {
+ public:
+  int64_t size() const override { return kFirstByte + 256; }
+  void encode(std::string_view text, std::vector<int32_t>& ids) const override {
+    for (const char c : text) ids.push_back(static_cast<unsigned char>(c) + kFirstByte);
+  }
+  std::string decode(std::span<const int32_t> ids) const override {
+    std::string text;
+    for (const int32_t id : ids) {
+      if (id >= kFirstByte && id < size()) text += static_cast<char>(id - kFirstByte);
+    }
+    return text;
+  }
+  std::string path() const override { return ""; }
+  std::string key() const override { return "bytes"; }
+};
+
+// A status on one line.
+std::string reason(const sentencepiece::util::Status& status) {
+  std::string text = status.ToString();
+  std::replace(text.begin(), text.end(), '\n', ' ');
+  return text;
+}
+
+constexpr std::string_view kSpaceSymbol = "\xe2\x96\x81";  // how pieces spell a space
+
+class PieceTokenizer final : public Tokenizer {
+ public:
+  explicit PieceTokenizer(const Path& model) : path_(model) {
+    const MappedFile file(model);
+    const std::string bytes(file.bytes());
+    if (bytes.empty()) fail(model, 0, "the file is empty; expected a SentencePiece model");
+    if (const auto status = pieces_.LoadFromSerializedProto(bytes); !status.ok()) {
+      fail(model, 0, "is no SentencePiece model: " + reason(status));
+    }
+    if (pieces_.pad_id() != kPad || pieces_.bos_id() != kBegin || pieces_.eos_id() != kEnd) {
+      fail(model, 0,
+           "keeps pad, begin, end at " + std::to_string(pieces_.pad_id()) + ", " +
+               std::to_string(pieces_.bos_id()) + ", " + std::to_string(pieces_.eos_id()) +
+               "; expected 0, 1, 2 (spm_train --pad_id=0 --bos_id=1 --eos_id=2 --unk_id=3)");
+    }
+    key_ = Key().add(bytes).hex();
+    const std::vector<std::string> probe = pieces_.EncodeAsPieces("a");
+    adds_space_ = !probe.empty() && probe[0].starts_with(kSpaceSymbol);
+  }
+
+  int64_t size() const override { return pieces_.GetPieceSize(); }
+
+  // Every text begins with a space, so that a word is the same piece first or later. Models that do
+  // not add it lose nothing on the way back: a text's own leading spaces stay.
+  void encode(std::string_view text, std::vector<int32_t>& ids) const override {
+    std::string input(adds_space_ ? "" : " ");
+    input += text;
+    std::vector<int> found;
+    if (const auto status = pieces_.Encode(input, &found); !status.ok()) {
+      throw Error(path_.string() + ": cannot encode: " + reason(status));
+    }
+    ids.insert(ids.end(), found.begin(), found.end());
+  }
+
+  std::string decode(std::span<const int32_t> ids) const override {
+    std::vector<int> known;
+    for (const int32_t id : ids) {
+      if (id > kEnd && id < size()) known.push_back(id);
+    }
+    std::string text = pieces_.DecodeIds(known);
+    if (!adds_space_ && text.starts_with(' ')) text.erase(0, 1);
+    return text;
+  }
+
+  std::string path() const override { return path_.string(); }
+  std::string key() const override { return key_; }
+
+ private:
+  sentencepiece::SentencePieceProcessor pieces_;
+  Path path_;
+  std::string key_;
+  bool adds_space_ = false;
+};
+
+constexpr size_t kSampleSize = 1'000'000;  // sentences
+constexpr size_t kSentenceBytes = 4000;    // longer ones are cut: the trainer would drop them
+
+// A uniform sample of the training split, each text behind a space as encode() puts it.
+std::vector<std::string> sample(const Corpus& corpus) {
+  std::vector<std::string> reservoir;
+  Random random(0x5a3c1e);
+  uint64_t seen = 0;
+  const auto offer = [&](std::string_view text) {
+    if (text.empty()) return;
+    const uint64_t slot = seen < kSampleSize ? seen : random() % (seen + 1);
+    ++seen;
+    if (slot >= kSampleSize) return;
+    if (slot == reservoir.size()) reservoir.emplace_back();
+    reservoir[slot].assign(1, ' ').append(text);
+  };
+  const auto offer_cut = [&](std::string_view text) {
+    while (text.size() > kSentenceBytes) {
+      size_t cut = text.rfind(' ', kSentenceBytes);
+      if (cut == text.npos || cut == 0) cut = kSentenceBytes;
+      while (cut > 1 && (text[cut] & 0xc0) == 0x80) --cut;  // between characters
+      offer(text.substr(0, cut));
+      text.remove_prefix(cut);
+    }
+    offer(text);
+  };
+  corpus.read(Split::kTrain, [&](const Item& item) {
+    offer_cut(item.text);
+    offer_cut(item.pair);
+  });
+  return reservoir;
+}
+
+class Sentences final : public sentencepiece::SentenceIterator {
+ public:
+  explicit Sentences(std::vector<std::string> all) : all_(std::move(all)) {}
+  bool done() const override { return at_ == all_.size(); }
+  void Next() override { std::string().swap(all_[at_++]); }  // the trainer has its own copy
+  const std::string& value() const override { return all_[at_]; }
+  sentencepiece::util::Status status() const override { return {}; }
+
+ private:
+  std::vector<std::string> all_;
+  size_t at_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<Tokenizer> make_byte_tokenizer() { return std::make_unique<ByteTokenizer>(); }
+
+std::unique_ptr<Tokenizer> load_pieces(const Path& model) {
+  return std::make_unique<PieceTokenizer>(model);
+}
+
+void train_pieces(const Corpus& corpus, int64_t vocab, const Path& model) {
+  Sentences sentences(sample(corpus));
+  if (sentences.done()) throw Error(corpus.name + ": no text to train a tokenizer on");
+  const std::unordered_map<std::string, std::string> options{
+      {"vocab_size", std::to_string(vocab)},
+      {"hard_vocab_limit", "false"},  // small data yields fewer pieces
+      {"byte_fallback", "true"},
+      {"normalization_rule_name", "identity"},
+      {"remove_extra_whitespaces", "false"},
+      {"add_dummy_prefix", "false"},
+      {"pad_id", "0"},
+      {"bos_id", "1"},
+      {"eos_id", "2"},
+      {"unk_id", "3"},
+      {"max_sentence_length", "16384"},
+      {"num_threads", "4"},  // fixed: sums are taken per thread, so the result depends on it
+      {"minloglevel", "3"}};
+  std::string bytes;
+  const auto status = sentencepiece::SentencePieceTrainer::Train(options, &sentences, &bytes);
+  if (!status.ok()) {
+    throw Error("task.vocab: " + std::to_string(vocab) + " pieces cannot be trained on " +
+                corpus.name + ": " + reason(status));
+  }
+  const Path temporary = beside(model);
+  std::ofstream out(temporary, std::ios::binary);
+  out.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+  out.close();
+  if (!out) fail(temporary, 0, "cannot be written; expected a folder with room");
+  std::filesystem::rename(temporary, model);
+}
+
+std::string decode_stream(const Tokenizer& tokenizer, const std::vector<int32_t>& ids) {
+  std::string text;
+  for (size_t start = 0; start < ids.size();) {
+    const size_t end = std::find(ids.begin() + start, ids.end(), kEnd) - ids.begin();
+    text += tokenizer.decode(std::span(ids).subspan(start, end - start));
+    if (end + 1 < ids.size()) text += '\n';
+    start = end + 1;
+  }
+  return text;
+}
+
+std::string write_numbers(const std::vector<int32_t>& ids) {
+  std::string text;
+  for (const int32_t id : ids) {
+    if (id < kFirstByte) continue;
+    if (!text.empty()) text += ' ';
+    text += std::to_string(id - kFirstByte);
+  }
+  return text;
+}
+
+std::vector<int32_t> read_numbers(std::string_view text, int64_t bound) {
+  std::vector<int32_t> ids;
+  std::istringstream words{std::string(text)};
+  for (std::string word; words >> word;) {
+    int64_t value = -1;
+    const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), value);
+    if (error != std::errc() || *end != '\0' || value < 0 || value >= bound) {
+      throw Error("input: '" + word + "'; expected numbers from 0 to " + std::to_string(bound - 1));
+    }
+    ids.push_back(static_cast<int32_t>(value) + kFirstByte);
+  }
+  return ids;
+}
+
+}  // namespace sinkhorn::tasks

@@ -1,0 +1,63 @@
+#include "train/adam.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+namespace sinkhorn::train {
+
+namespace {
+
+// Biases and norms have one dimension; an embedding's rows are not summed over.
+bool is_decayed(const OptimizerConfig& config, const std::string& name,
+                const at::Tensor& parameter) {
+  return config.name == "adamw" && config.weight_decay != 0 && parameter.dim() > 1 &&
+         name.find("embedding") == std::string::npos;
+}
+
+}  // namespace
+
+Adam::Adam(const OptimizerConfig& config, const NamedTensors& parameters) : config_(config) {
+  for (const auto& [name, parameter] : parameters) {
+    const at::Tensor values = parameter.detach();
+    const at::Tensor step = at::zeros({}, values.options().dtype(at::kFloat));
+    slots_.push_back({name, parameter, at::zeros_like(values), at::zeros_like(values), step,
+                      is_decayed(config, name, parameter)});
+  }
+}
+
+void Adam::step(const at::Tensor& rate) {
+  const at::NoGradGuard no_grad;
+  step_group(/*decayed=*/true, rate);
+  step_group(/*decayed=*/false, rate);
+}
+
+void Adam::step_group(bool decayed, const at::Tensor& rate) {
+  std::vector<at::Tensor> parameters, gradients, exp_avgs, exp_avg_sqs, steps;
+  for (const Slot& slot : slots_) {
+    const at::Tensor& gradient = slot.parameter.grad();
+    if (slot.decayed != decayed || !gradient.defined()) continue;
+    parameters.push_back(slot.parameter);
+    gradients.push_back(gradient.contiguous());
+    exp_avgs.push_back(slot.exp_avg);
+    exp_avg_sqs.push_back(slot.exp_avg_sq);
+    steps.push_back(slot.step);
+  }
+  if (parameters.empty()) return;
+  at::_foreach_add_(steps, 1);
+  // AdamW's kernel with nothing to decay is Adam's.
+  at::_fused_adamw_(parameters, gradients, exp_avgs, exp_avg_sqs, /*max_exp_avg_sqs=*/{}, steps,
+                    rate, config_.beta1, config_.beta2, decayed ? config_.weight_decay : 0.0,
+                    config_.epsilon, /*amsgrad=*/false, /*maximize=*/false);
+}
+
+NamedTensors Adam::state() {
+  NamedTensors state;
+  for (const Slot& slot : slots_) {
+    state.emplace_back("exp_avg/" + slot.name, slot.exp_avg);
+    state.emplace_back("exp_avg_sq/" + slot.name, slot.exp_avg_sq);
+    state.emplace_back("step/" + slot.name, slot.step);
+  }
+  return state;
+}
+
+}  // namespace sinkhorn::train

@@ -1,0 +1,29 @@
+// Adam and AdamW on ATen's fused kernels.
+#pragma once
+
+#include "train/optimizer.h"
+
+namespace sinkhorn::train {
+
+// m <- m + (1 - beta1) (g - m); v <- beta2 v + (1 - beta2) g^2;
+// p <- p - rate (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + epsilon), t counted per parameter.
+// AdamW first takes p <- p (1 - rate * weight_decay) where decay is due.
+class Adam : public Optimizer {
+ public:
+  Adam(const OptimizerConfig& config, const NamedTensors& parameters);
+  void step(const at::Tensor& rate) override;
+  NamedTensors state() override;
+
+ private:
+  struct Slot {
+    std::string name;
+    at::Tensor parameter, exp_avg, exp_avg_sq, step;
+    bool decayed;
+  };
+  void step_group(bool decayed, const at::Tensor& rate);
+
+  OptimizerConfig config_;
+  std::vector<Slot> slots_;
+};
+
+}  // namespace sinkhorn::train

@@ -1,0 +1,49 @@
+// Where a run computes: the device, its random numbers, its stream, and CUDA graphs on it.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace sinkhorn::train {
+
+// "cpu", "cuda", "cuda:N" or "auto" (a GPU where there is one); throws UsageError where it is not
+// to be had.
+at::Device pick_device(const std::string& name);
+
+// Seeds the generators that initialisation (CPU) and dropout (device) draw from.
+void seed_everything(uint64_t seed, at::Device device);
+
+// Same inputs, same bits: deterministic algorithms everywhere, no TF32.
+void be_deterministic();
+
+// A sequence of kernel launches recorded once and replayed as one.
+class Graph {
+ public:
+  virtual ~Graph() = default;
+  virtual void replay() = 0;
+};
+
+// On CUDA every step runs on one stream of its own, so that a later one may be captured there.
+class StepStream {
+ public:
+  virtual ~StepStream() = default;
+  virtual bool can_capture() const = 0;
+  // Records what f launches, without running it; throws where something in it cannot be recorded.
+  virtual std::unique_ptr<Graph> capture(const std::function<void()>& f) = 0;
+  virtual void synchronize() = 0;
+};
+std::unique_ptr<StepStream> make_step_stream(at::Device device);
+
+bool cuda_graphs_built();
+
+// Names of the GPUs; empty where there is none.
+std::vector<std::string> cuda_devices();
+
+// Most bytes the device's allocator has held at once; 0 on the CPU.
+int64_t peak_memory(at::Device device);
+
+}  // namespace sinkhorn::train

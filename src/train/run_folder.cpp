@@ -1,0 +1,250 @@
+#include "train/run_folder.h"
+
+#include <fcntl.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string_view>
+#include <system_error>
+
+#include "models/files.h"
+#include "sinkhorn/error.h"
+#include "train/events.h"
+
+namespace sinkhorn::train {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+namespace {
+
+constexpr std::string_view kStep = "step-";
+constexpr std::string_view kExtension = ".safetensors";
+
+fs::path log_path(const fs::path& root) { return root / "log.jsonl"; }
+fs::path checkpoints(const fs::path& root) { return root / "checkpoints"; }
+fs::path best_path(const fs::path& root) { return checkpoints(root) / "best.safetensors"; }
+
+std::string file_name(int64_t step) {
+  std::string digits = std::to_string(step);
+  if (digits.size() < 8) digits.insert(0, 8 - digits.size(), '0');
+  return std::string(kStep) + digits + std::string(kExtension);
+}
+
+// The step of a checkpoint's name; nothing for another file.
+std::optional<int64_t> step_of(const fs::path& path) {
+  const std::string name = path.filename().string();
+  if (!name.starts_with(kStep) || !name.ends_with(kExtension)) return std::nullopt;
+  const char* const end = name.data() + name.size() - kExtension.size();
+  int64_t step = 0;
+  const auto [stop, error] = std::from_chars(name.data() + kStep.size(), end, step);
+  if (error != std::errc() || stop != end) return std::nullopt;
+  return step;
+}
+
+std::map<int64_t, fs::path> steps_in(const fs::path& root) {
+  std::map<int64_t, fs::path> steps;
+  for (const fs::path& path : models::list_folder(checkpoints(root))) {
+    if (const auto step = step_of(path)) steps[*step] = path;
+  }
+  return steps;
+}
+
+// What a process that died before its first write leaves behind is no run.
+bool holds_run(const fs::path& root) {
+  std::error_code ignored;
+  return fs::exists(root / "config.ini", ignored) || !steps_in(root).empty() ||
+         (fs::exists(log_path(root), ignored) && !fs::is_empty(log_path(root), ignored));
+}
+
+void make_folder(const fs::path& path) {
+  std::error_code failed;
+  fs::create_directories(path, failed);
+  if (failed) throw Error(path.string() + ": cannot make the folder: " + failed.message());
+}
+
+bool reads_back(const fs::path& path) {
+  try {
+    models::load_safetensors(path);
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+nlohmann::ordered_json number(double value) {
+  if (std::isnan(value)) return "NaN";
+  if (std::isinf(value)) return value > 0 ? "Infinity" : "-Infinity";
+  return value;
+}
+
+// {"step":..,"loss":..} for training, {"step":..,"eval":{..}} for other kinds.
+std::string line_of(const std::string& kind, int64_t step, const RunFolder::Figures& figures) {
+  nlohmann::ordered_json line = {{"step", step}};
+  nlohmann::ordered_json& place = kind == "train" ? line : line[kind];
+  for (const auto& [name, value] : figures) place[name] = number(value);
+  return line.dump(-1, ' ', false, json::error_handler_t::replace) + '\n';
+}
+
+// A line that was cut off, or is of a later step, is not kept.
+bool belongs(std::string_view line, int64_t last_step) {
+  const json value = json::parse(line, nullptr, /*allow_exceptions=*/false);
+  if (!value.is_object()) return false;
+  const auto step = value.find("step");
+  return step != value.end() && step->is_number_integer() && step->get<int64_t>() <= last_step;
+}
+
+// Gives the file a second name in one move; a copy where the file system has no links.
+void link_or_copy(const fs::path& from, const fs::path& to) {
+  const fs::path temporary = models::temporary_for(to);
+  std::error_code failed;
+  fs::create_hard_link(from, temporary, failed);
+  if (failed) fs::copy_file(from, temporary, fs::copy_options::overwrite_existing, failed);
+  if (failed) {
+    const std::string reason = failed.message();
+    fs::remove(temporary, failed);
+    throw Error(to.string() + ": cannot copy " + from.string() + " here: " + reason);
+  }
+  models::OutputFile(temporary, O_RDONLY).sync();
+  models::replace(temporary, to);
+}
+
+// Keeps the newest checkpoints up to `last`. Later ones are of a run that went on from an earlier
+// step, because they did not read back.
+void prune(const fs::path& root, int64_t last, int64_t keep) {
+  const std::map<int64_t, fs::path> steps = steps_in(root);
+  int64_t kept = 0;
+  std::error_code ignored;
+  for (auto step = steps.rbegin(); step != steps.rend(); ++step) {
+    const bool wanted = step->first <= last && kept < std::max<int64_t>(keep, 1);
+    if (wanted) {
+      ++kept;
+    } else {
+      fs::remove(step->second, ignored);
+    }
+  }
+}
+
+}  // namespace
+
+// Everything is opened at the first write: a folder that is only read stays as it is.
+struct RunFolder::Logs {
+  explicit Logs(fs::path root) : folder(std::move(root)) {}
+
+  // One process at a time writes here; what a killed one left half written goes.
+  void claim() {
+    if (lock) return;
+    lock.emplace(folder, O_RDONLY | O_DIRECTORY);
+    try {
+      lock->lock();
+    } catch (const Error&) {
+      lock.reset();
+      throw;
+    }
+    std::error_code ignored;
+    for (const fs::path& place : {folder, checkpoints(folder)}) {
+      for (const fs::path& path : models::list_folder(place)) {
+        if (models::is_temporary(path)) fs::remove(path, ignored);
+      }
+    }
+  }
+
+  // restart_step: TensorBoard shall forget what it read from there on.
+  void open(std::optional<int64_t> restart_step) {
+    claim();
+    events.emplace(folder, restart_step);
+    lines.emplace(log_path(folder), O_WRONLY | O_CREAT | O_APPEND);  // last: open when both are
+  }
+
+  fs::path folder;
+  std::optional<models::OutputFile> lock;
+  std::optional<models::OutputFile> lines;
+  std::optional<EventFile> events;
+};
+
+RunFolder::RunFolder(fs::path root, bool resume) : root_(std::move(root)) {
+  const bool found = holds_run(root_);
+  if (found && !resume) {
+    throw UsageError(root_.string() +
+                     ": holds a run already; resume it (--resume) or name another folder");
+  }
+  if (!found && resume) {
+    throw UsageError(root_.string() + ": holds no run to resume; expected config.ini");
+  }
+  make_folder(root_);
+  logs_ = std::make_unique<Logs>(root_);
+}
+
+RunFolder::~RunFolder() = default;
+
+void RunFolder::write_text(const std::string& name, const std::string& text) {
+  logs_->claim();
+  models::write_atomically(root_ / name, text);
+}
+
+void RunFolder::log(const std::string& kind, int64_t step, const Figures& figures) {
+  if (!logs_->lines) logs_->open(std::nullopt);
+  if (kind != "speed") logs_->lines->write(line_of(kind, step, figures));
+  Figures tagged;
+  for (const auto& [name, value] : figures) tagged.emplace_back(kind + '/' + name, value);
+  logs_->events->add_scalars(step, tagged);
+}
+
+void RunFolder::flush() {
+  if (!logs_->lines) return;
+  logs_->lines->sync();
+  logs_->events->sync();
+}
+
+void RunFolder::rewind_log(int64_t step) {
+  logs_->claim();
+  logs_->lines.reset();
+  logs_->events.reset();
+  const fs::path path = log_path(root_);
+  std::error_code ignored;
+  if (fs::exists(path, ignored)) {
+    const std::string text = models::read_text(path);
+    std::string kept;
+    for (size_t begin = 0; begin < text.size();) {
+      const size_t end = text.find('\n', begin);
+      if (end == std::string::npos) break;  // cut off
+      const std::string_view line(text.data() + begin, end - begin);
+      if (belongs(line, step)) kept.append(line) += '\n';
+      begin = end + 1;
+    }
+    if (kept != text) models::write_atomically(path, kept);
+  }
+  logs_->open(step + 1);
+}
+
+void RunFolder::save(int64_t step, const models::NamedTensors& tensors,
+                     const models::Metadata& metadata, int64_t keep, bool best) {
+  logs_->claim();
+  flush();  // a checkpoint's log is on disk before the checkpoint
+  make_folder(checkpoints(root_));
+  const fs::path path = checkpoints(root_) / file_name(step);
+  // The best first: killed between the two, a resumed run finds the best again at the same step.
+  models::save_safetensors(best ? best_path(root_) : path, tensors, metadata);
+  if (best) link_or_copy(best_path(root_), path);
+  const json newest = {{"step", step}, {"file", file_name(step)}};
+  models::write_atomically(checkpoints(root_) / "newest.json", newest.dump() + '\n');
+  prune(root_, step, keep);
+}
+
+std::optional<fs::path> RunFolder::newest() const {
+  const std::map<int64_t, fs::path> steps = steps_in(root_);
+  for (auto step = steps.rbegin(); step != steps.rend(); ++step) {
+    if (reads_back(step->second)) return step->second;
+  }
+  return std::nullopt;
+}
+
+std::optional<fs::path> RunFolder::best() const {
+  if (!reads_back(best_path(root_))) return std::nullopt;
+  return best_path(root_);
+}
+
+}  // namespace sinkhorn::train

@@ -1,0 +1,55 @@
+// A run on disk:
+//   config.ini         the resolved configuration
+//   environment.json   versions, device, threads, commit, time
+//   log.jsonl          one JSON object a line: {"step":..,"loss":..}, {"step":..,"eval":{...}}
+//   events.out.tfevents.*   the same for TensorBoard
+//   tokenizer.model    where the task has one
+//   checkpoints/step-00000500.safetensors   the newest k; best.safetensors; newest.json
+// Every file but the logs is replaced whole: written beside, synced, renamed.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "sinkhorn/models/safetensors.h"
+
+namespace sinkhorn::train {
+
+class RunFolder {
+ public:
+  // Makes the folder. A folder that already holds a run is an error unless resume is set; resume of
+  // a folder without one is an error too.
+  RunFolder(std::filesystem::path root, bool resume);
+  ~RunFolder();
+
+  const std::filesystem::path& root() const { return root_; }
+
+  void write_text(const std::string& name, const std::string& text);
+
+  // Appends to log.jsonl and the event file. Named figures at a step. The kind "speed" goes to the
+  // event file alone: log.jsonl is the same to the bit whenever the same run is run again.
+  using Figures = std::vector<std::pair<std::string, double>>;
+  void log(const std::string& kind, int64_t step, const Figures& figures);
+  void flush();
+  // Drops what was logged after a step: a resumed run writes it again.
+  void rewind_log(int64_t step);
+
+  // Saves a checkpoint, then drops all but the newest `keep` (and the best).
+  void save(int64_t step, const models::NamedTensors& tensors, const models::Metadata& metadata,
+            int64_t keep, bool best);
+  // The newest checkpoint that reads back whole; nothing in an empty folder.
+  std::optional<std::filesystem::path> newest() const;
+  std::optional<std::filesystem::path> best() const;
+
+ private:
+  struct Logs;
+  std::filesystem::path root_;
+  std::unique_ptr<Logs> logs_;
+};
+
+}  // namespace sinkhorn::train

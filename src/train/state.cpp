@@ -1,0 +1,117 @@
+#include "train/state.h"
+
+#include <ATen/Context.h>
+
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "sinkhorn/error.h"
+#include "sinkhorn/models/safetensors.h"
+
+namespace sinkhorn::train {
+namespace {
+
+constexpr char kModel[] = "model/", kOptimizer[] = "optimizer/";
+
+at::Tensor random_state(at::Device device) {
+  return at::globalContext().defaultGenerator(device).get_state();
+}
+
+void set_random_state(at::Device device, const at::Tensor& state) {
+  at::Generator generator = at::globalContext().defaultGenerator(device);
+  generator.set_state(state.clone());
+}
+
+const at::Tensor& find(const models::SafeTensors& file, const std::filesystem::path& path,
+                       const std::string& name) {
+  const auto found = file.tensors.find(name);
+  if (found == file.tensors.end()) {
+    throw Error(path.string() + ": has no tensor " + name +
+                "; it is of another model or optimizer than the configuration's");
+  }
+  return found->second;
+}
+
+void copy_checked(const models::SafeTensors& file, const std::filesystem::path& path,
+                  const std::string& name, const at::Tensor& to) {
+  const at::Tensor& from = find(file, path, name);
+  if (from.sizes() != to.sizes()) {
+    std::ostringstream message;
+    message << path.string() << ": tensor " << name << " is " << from.sizes()
+            << ", the configuration makes it " << to.sizes();
+    throw Error(message.str());
+  }
+  to.copy_(from);
+}
+
+std::string metadata_value(const models::SafeTensors& file, const std::filesystem::path& path,
+                           const std::string& key) {
+  const auto found = file.metadata.find(key);
+  if (found == file.metadata.end()) {
+    throw Error(path.string() + ": has no '" + key +
+                "' in its metadata; it is no checkpoint of a run");
+  }
+  return found->second;
+}
+
+int64_t step_of(const models::SafeTensors& file, const std::filesystem::path& path) {
+  const auto step = nlohmann::json::parse(metadata_value(file, path, "step"), nullptr, false);
+  if (!step.is_number_integer()) throw Error(path.string() + ": its metadata has no valid step");
+  return step.get<int64_t>();
+}
+
+}  // namespace
+
+models::NamedTensors state_tensors(Stepper& stepper, at::Device device) {
+  models::NamedTensors all;
+  for (const auto& [name, tensor] : stepper.parameters()) {
+    all.emplace_back(kModel + name, tensor.detach());
+  }
+  for (const auto& [name, tensor] : stepper.optimizer().state()) {
+    all.emplace_back(kOptimizer + name, tensor);
+  }
+  all.emplace_back("random/cpu", random_state(at::kCPU));
+  if (device.is_cuda()) all.emplace_back("random/cuda", random_state(device));
+  return all;
+}
+
+models::Metadata state_metadata(const Place& place, const std::string& config_text) {
+  nlohmann::json best = place.has_best ? nlohmann::json(place.best) : nlohmann::json();
+  return {{"format", "sinkhorn checkpoint 1"},
+          {"step", std::to_string(place.step)},
+          {"data", place.data},
+          {"best", best.dump()},
+          {"config", config_text}};
+}
+
+Place restore(const std::filesystem::path& path, Stepper& stepper, at::Device device) {
+  const at::NoGradGuard no_grad;
+  const models::SafeTensors file = models::load_safetensors(path);
+  for (const auto& [name, tensor] : stepper.parameters()) {
+    copy_checked(file, path, kModel + name, tensor);
+  }
+  for (const auto& [name, tensor] : stepper.optimizer().state()) {
+    copy_checked(file, path, kOptimizer + name, tensor);
+  }
+  set_random_state(at::kCPU, find(file, path, "random/cpu"));
+  if (device.is_cuda()) set_random_state(device, find(file, path, "random/cuda"));
+  Place place;
+  place.data = metadata_value(file, path, "data");
+  const auto best = nlohmann::json::parse(metadata_value(file, path, "best"), nullptr, false);
+  place.step = step_of(file, path);
+  place.has_best = best.is_number();
+  if (place.has_best) place.best = best.get<double>();
+  stepper.set_steps_done(place.step);
+  return place;
+}
+
+int64_t load_parameters(const std::filesystem::path& path, models::Model& model) {
+  const at::NoGradGuard no_grad;
+  const models::SafeTensors file = models::load_safetensors(path);
+  for (const auto& item : model.named_parameters()) {
+    copy_checked(file, path, kModel + item.key(), item.value());
+  }
+  return step_of(file, path);
+}
+
+}  // namespace sinkhorn::train

@@ -1,0 +1,31 @@
+// All that a checkpoint holds: parameters, optimizer, random numbers, place in the data, step.
+#pragma once
+
+#include <filesystem>
+#include <string>
+
+#include "sinkhorn/models/models.h"
+#include "sinkhorn/models/safetensors.h"
+#include "train/step.h"
+
+namespace sinkhorn::train {
+
+struct Place {
+  int64_t step = 0;
+  std::string data;  // position of the training source
+  double best = 0;   // best score so far
+  bool has_best = false;
+};
+
+models::NamedTensors state_tensors(Stepper& stepper, at::Device device);
+models::Metadata state_metadata(const Place& place, const std::string& config_text);
+
+// Copies a checkpoint's tensors into the live ones; throws Error, naming the file and the tensor,
+// where they do not fit.
+Place restore(const std::filesystem::path& path, Stepper& stepper, at::Device device);
+
+// Parameters alone, for evaluation.
+// Returns the step.
+int64_t load_parameters(const std::filesystem::path& path, models::Model& model);
+
+}  // namespace sinkhorn::train

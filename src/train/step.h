@@ -1,0 +1,67 @@
+// One step of training: forward, backward, exchange, clipping, update. Nothing in it waits for the
+// device; what the host wants to know is left in tensors and read when it asks.
+#pragma once
+
+#include <map>
+#include <memory>
+
+#include "sinkhorn/models/models.h"
+#include "train/config.h"
+#include "train/device.h"
+#include "train/inputs.h"
+#include "train/optimizer.h"
+
+namespace sinkhorn::train {
+
+class Stepper {
+ public:
+  Stepper(models::Model& model, const RunConfig& config, at::Device device);
+
+  // Trains on the batches of one step (more than one: gradients are accumulated).
+  void step(const std::vector<Prepared>& batches, double rate);
+
+  // Since the last call: mean loss and gradient norm over the steps. Waits for the device. Throws
+  // Error, naming the step and the parameter, if a loss or gradient was not finite.
+  struct Report {
+    double loss = 0, gradient_norm = 0;
+    int64_t steps = 0;
+  };
+  Report report();
+  void report_failures() const;  // throws as above
+
+  int64_t steps_done() const { return steps_done_; }
+  void set_steps_done(int64_t steps) { steps_done_ = steps; }
+  Optimizer& optimizer() { return *optimizer_; }
+  const NamedTensors& parameters() const { return parameters_; }
+  nn::Context context() const { return context_; }
+  bool uses_graph() const { return !graphs_.empty(); }
+  void synchronize() { stream_->synchronize(); }
+
+ private:
+  struct Captured {
+    std::vector<models::Input> inputs;
+    std::unique_ptr<Graph> graph;
+    int64_t eager_steps = 0;
+  };
+  void run(const std::vector<models::Input>& inputs);
+  void backward(const std::vector<models::Input>& inputs);
+  void exchange_gradients();
+  void clip_gradients();
+  void note_failures(const at::Tensor& norms, const at::Tensor& norm);
+
+  models::Model& model_;
+  RunConfig config_;
+  at::Device device_;
+  nn::Context context_;
+  std::unique_ptr<StepStream> stream_;
+  NamedTensors parameters_;
+  std::vector<at::Tensor> gradients_;
+  std::unique_ptr<Optimizer> optimizer_;
+  at::Tensor rate_, step_, loss_, losses_, norms_;  // scalars on the device
+  at::Tensor failed_step_, failed_parameter_;       // the first that was not finite; 0 and -1: none
+  bool capture_;
+  std::map<std::string, Captured> graphs_;  // by the inputs' signature
+  int64_t steps_done_ = 0, steps_since_report_ = 0;
+};
+
+}  // namespace sinkhorn::train

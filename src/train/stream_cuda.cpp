@@ -1,0 +1,81 @@
+// Streams of a build with CUDA.
+#include <ATen/Context.h>
+#include <ATen/cuda/CUDAContext.h>
+#include <ATen/cuda/CUDAGraph.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAGuard.h>
+
+#include "train/device.h"
+
+namespace sinkhorn::train {
+namespace {
+
+class CpuStream : public StepStream {
+ public:
+  bool can_capture() const override { return false; }
+  std::unique_ptr<Graph> capture(const std::function<void()>&) override { return nullptr; }
+  void synchronize() override {}
+};
+
+class CudaGraph : public Graph {
+ public:
+  explicit CudaGraph(const std::function<void()>& f) {
+    graph_.capture_begin({0, 0}, cudaStreamCaptureModeGlobal);
+    try {
+      f();
+    } catch (...) {
+      try {
+        graph_.capture_end();
+      } catch (const std::exception&) {  // what f threw is the cause
+      }
+      throw;
+    }
+    graph_.capture_end();
+  }
+  void replay() override { graph_.replay(); }
+
+ private:
+  at::cuda::CUDAGraph graph_;
+};
+
+class CudaStream : public StepStream {
+ public:
+  explicit CudaStream(at::Device device)
+      : guard_(c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device.index())) {}
+  bool can_capture() const override { return true; }
+  std::unique_ptr<Graph> capture(const std::function<void()>& f) override {
+    synchronize();
+    return std::make_unique<CudaGraph>(f);
+  }
+  void synchronize() override { guard_.current_stream().synchronize(); }
+
+ private:
+  c10::cuda::CUDAStreamGuard guard_;
+};
+
+}  // namespace
+
+std::unique_ptr<StepStream> make_step_stream(at::Device device) {
+  if (device.is_cuda()) return std::make_unique<CudaStream>(device);
+  return std::make_unique<CpuStream>();
+}
+
+bool cuda_graphs_built() { return true; }
+
+std::vector<std::string> cuda_devices() {
+  std::vector<std::string> names;
+  if (!at::hasCUDA()) return names;
+  for (c10::DeviceIndex i = 0; i < c10::cuda::device_count(); ++i) {
+    const cudaDeviceProp* p = at::cuda::getDeviceProperties(i);
+    names.push_back(std::string(p->name) + ", " + std::to_string(p->totalGlobalMem >> 30) +
+                    " GiB, sm_" + std::to_string(p->major) + std::to_string(p->minor));
+  }
+  return names;
+}
+
+int64_t peak_memory(at::Device device) {
+  if (!device.is_cuda()) return 0;
+  return c10::cuda::CUDACachingAllocator::getDeviceStats(device.index()).allocated_bytes[0].peak;
+}
+
+}  // namespace sinkhorn::train

@@ -1,0 +1,296 @@
+// The configuration: precedence, defaults that move, messages, and the way to a file and back.
+#include "cli/config.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <random>
+
+#include "cli/fields.h"
+#include "sinkhorn/error.h"
+
+namespace sinkhorn::cli {
+namespace {
+
+using train::RunConfig;
+
+// A file that lives as long as the test.
+class ConfigFile {
+ public:
+  explicit ConfigFile(const std::string& text)
+      : path_(std::filesystem::temp_directory_path() /
+              ("sinkhorn-" + std::to_string(getpid()) + ".ini")) {
+    std::ofstream(path_) << text;
+  }
+  ~ConfigFile() { std::filesystem::remove(path_); }
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+};
+
+RunConfig read(const std::string& text, const Overrides& overrides = {}) {
+  const ConfigFile file(text);
+  return read_config(file.path(), overrides);
+}
+
+// The message, with the temporary file called FILE.
+std::string refusal(const std::string& text, const Overrides& overrides = {}) {
+  const ConfigFile file(text);
+  try {
+    read_config(file.path(), overrides);
+  } catch (const UsageError& error) {
+    std::string message = error.what();
+    const std::string name = file.path().string();
+    if (const size_t at = message.find(name); at != std::string::npos) {
+      message.replace(at, name.size(), "FILE");
+    }
+    return message;
+  }
+  return "nothing was thrown";
+}
+
+std::vector<std::string> values(RunConfig config) {
+  std::vector<std::string> all;
+  for (const Field& field : run_fields(config)) all.push_back(field.key + "=" + field.get());
+  return all;
+}
+
+TEST(ReadConfig, DefaultsAreThoseOfTheStructs) {
+  const RunConfig config = read_config("", {});
+  RunConfig expected;
+  expected.model.max_length = 0;  // from the task
+  expected.train.run = "runs/sort";
+  EXPECT_EQ(values(config), values(expected));
+}
+
+TEST(ReadConfig, CommandLineOverFileOverDefaults) {
+  const std::string text = "[train]\nsteps = 7  # few\nbatch = 5\n[attention]\nblock = 16\n";
+  const RunConfig config = read(text, {{"train.steps", "9"}});
+  EXPECT_EQ(config.train.steps, 9);
+  EXPECT_EQ(config.train.batch, 5);
+  EXPECT_EQ(config.train.accumulate, 1);
+  EXPECT_EQ(config.model.encoder.block, 16);
+  EXPECT_EQ(config.model.decoder.block, 16);
+}
+
+TEST(ReadConfig, AStackOverridesAttentionWithinOnePlace) {
+  for (const char* text : {"[attention]\nblock = 16\n[encoder]\nblock = 8\n",
+                           "[encoder]\nblock = 8\n[attention]\nblock = 16\n"}) {
+    EXPECT_EQ(read(text).model.encoder.block, 8);
+    EXPECT_EQ(read(text).model.decoder.block, 16);
+    const RunConfig overridden = read(text, {{"attention.block", "4"}});
+    EXPECT_EQ(overridden.model.encoder.block, 4);
+    EXPECT_EQ(overridden.model.decoder.block, 4);
+  }
+}
+
+TEST(ReadConfig, SizeAndPresetComeFirstWhereverTheyStand) {
+  const RunConfig config =
+      read("[model]\nlayers = 3\nsize = \"base\"\n[attention]\niterations = 2\n",
+           {{"attention.preset", "paper"}});
+  EXPECT_EQ(config.model.layers, 3);
+  EXPECT_EQ(config.model.width, 512);
+  EXPECT_EQ(config.model.decoder.combine, "logits");
+  EXPECT_EQ(config.model.encoder.pooling, "sum");
+  EXPECT_EQ(config.model.decoder.iterations, 2);
+  EXPECT_EQ(config.model.max_length, 0);
+}
+
+TEST(ReadConfig, OneStackMayHaveItsOwnPreset) {
+  const RunConfig config = read_config("", {{"decoder.preset", "windowed"}});
+  EXPECT_EQ(config.model.decoder.window, 1);
+  EXPECT_EQ(config.model.encoder.window, 0);
+}
+
+TEST(ReadConfig, TheOptimizerFollowsTheSize) {
+  const auto optimizer = [](const Overrides& keys) { return read_config("", keys).optimizer; };
+  EXPECT_EQ(optimizer({}).name, "adamw");
+  EXPECT_EQ(optimizer({}).schedule, "cosine");
+  for (const char* size : {"tiny", "base"}) {
+    EXPECT_EQ(optimizer({{"model.size", size}}).name, "adam");
+    EXPECT_EQ(optimizer({{"model.size", size}}).schedule, "noam");
+    EXPECT_EQ(optimizer({{"model.size", size}}).warmup, 8000);
+    EXPECT_EQ(optimizer({{"model.size", size}}).rate, 1.0);
+    EXPECT_EQ(optimizer({{"model.size", size}}).beta2, 0.997);
+    EXPECT_EQ(optimizer({{"model.size", size}}).epsilon, 1e-9);
+  }
+  for (const char* size : {"lm_base", "lm_big"}) {
+    EXPECT_EQ(optimizer({{"model.size", size}}).name, "adafactor");
+    EXPECT_EQ(optimizer({{"model.size", size}}).schedule, "rsqrt");
+    EXPECT_EQ(optimizer({{"model.size", size}}).warmup, 10000);
+  }
+  // A schedule that was asked for brings its own numbers.
+  const auto mixed = optimizer({{"model.size", "base"}, {"optimizer.schedule", "cosine"}});
+  EXPECT_EQ(mixed.name, "adam");
+  EXPECT_EQ(mixed.rate, 1e-3);
+  EXPECT_EQ(mixed.warmup, 500);
+}
+
+TEST(ReadConfig, TextSortsByTheBilinearNetworkUnlessTold) {
+  const Overrides text = {{"task.name", "text"}, {"task.data", "x"}};
+  const auto with = [&](const std::string& key, const std::string& value) {
+    Overrides keys = text;
+    keys.emplace_back(key, value);
+    return read_config("", keys).model.decoder.sort_net;
+  };
+  EXPECT_EQ(read_config("", text).model.decoder.sort_net, "bilinear");
+  EXPECT_EQ(with("attention.sort_net", "mlp"), "mlp");
+  EXPECT_EQ(with("attention.preset", "paper"), "linear");
+  EXPECT_EQ(read_config("", {}).model.decoder.sort_net, "linear");
+}
+
+TEST(ReadConfig, TheRunIsNamedAfterTheFile) {
+  const ConfigFile file("");
+  EXPECT_EQ(read_config(file.path(), {}).train.run, "runs/" + file.path().stem().string());
+  EXPECT_EQ(read_config(file.path(), {{"train.run", "here"}}).train.run, "here");
+}
+
+TEST(ReadConfig, TruthHasManySpellings) {
+  for (const char* word : {"true", "True", "on", "yes", "1"}) {
+    EXPECT_TRUE(read_config("", {{"model.checkpoint", word}}).model.checkpoint) << word;
+  }
+  for (const char* word : {"false", "False", "off", "no", "0"}) {
+    EXPECT_FALSE(read_config("", {{"model.tied", word}}).model.tied) << word;
+  }
+}
+
+TEST(ReadConfig, UnknownKeysSuggestTheNearest) {
+  EXPECT_EQ(refusal("[attention]\nblok = 3\n"),
+            "FILE: unknown key attention.blok; did you mean attention.block?");
+  EXPECT_EQ(refusal("steps = 3\n"), "FILE: unknown key steps; did you mean train.steps?");
+  EXPECT_EQ(refusal("[atention]\nblock = 3\n"),
+            "FILE: unknown key atention.block; did you mean attention.block?");
+  EXPECT_EQ(refusal("[train]\nwarmup = 3\n"),
+            "FILE: unknown key train.warmup; did you mean optimizer.warmup?");
+  EXPECT_EQ(refusal("", {{"model.witdh", "3"}}),
+            "unknown key model.witdh; did you mean model.width?");
+  EXPECT_EQ(refusal("[train]\nqqqqqqqq = 3\n"), "FILE: unknown key train.qqqqqqqq");
+}
+
+TEST(ReadConfig, WrongValuesSayWhatWasExpected) {
+  EXPECT_EQ(refusal("", {{"train.steps", "many"}}), "train.steps: \"many\" is not a whole number");
+  EXPECT_EQ(refusal("[train]\nsteps = 1.5\n"), "FILE: train.steps: \"1.5\" is not a whole number");
+  EXPECT_EQ(refusal("", {{"train.steps", ""}}), "train.steps: \"\" is not a whole number");
+  EXPECT_EQ(refusal("", {{"train.steps", "99999999999999999999"}}),
+            "train.steps: \"99999999999999999999\" is too large");
+  EXPECT_EQ(refusal("", {{"train.steps", "0"}}),
+            "train.steps: 0 is out of range; expected at least 1");
+  EXPECT_EQ(refusal("", {{"train.seed", "-1"}}), "train.seed: \"-1\" is not a whole number");
+  EXPECT_EQ(refusal("", {{"model.dropout", "1"}}),
+            "model.dropout: 1 is out of range; expected at least 0 and less than 1");
+  EXPECT_EQ(refusal("", {{"optimizer.rate", "nan"}}), "optimizer.rate: \"nan\" is not a number");
+  EXPECT_EQ(refusal("", {{"train.graph", "maybe"}}),
+            "train.graph: \"maybe\" is neither true nor false");
+  EXPECT_EQ(refusal("[optimizer]\nname = sgd\n"),
+            "FILE: optimizer.name: \"sgd\" is not one of adamw, adam, adafactor");
+  EXPECT_EQ(refusal("[attention]\nblock = x\n"),
+            "FILE: attention.block: \"x\" is not a whole number");
+  EXPECT_EQ(refusal("", {{"model.size", "huge"}}),
+            "model.size: \"huge\" is not one of tiny, base, lm_base, lm_big");
+}
+
+TEST(ReadConfig, MalformedFilesAreRefused) {
+  EXPECT_EQ(refusal("[train]\nsteps = 1\nbatch = 2\nsteps = 3\n"),
+            "FILE: train.steps is stated twice");
+  EXPECT_EQ(refusal("[model]\nlayers = 1\n[train]  # here\nsteps = 1\n"),
+            "FILE: [train]: a section's name stands alone on its line");
+  EXPECT_EQ(refusal("[task]\ndata = my folder\n"),
+            "FILE: task.data: expected one value, found 2; quote a value that holds spaces or "
+            "commas");
+  EXPECT_THROW(read_config("/nowhere/at/all.ini", {}), UsageError);
+  EXPECT_THROW(read_config("/", {}), UsageError);
+}
+
+TEST(CheckConfig, RefusesWhatDoesNotGoTogether) {
+  EXPECT_EQ(refusal("", {{"model.heads", "3"}}),
+            "model.heads: 3 heads do not share model.width 128 evenly");
+  EXPECT_EQ(refusal("", {{"train.device", "tpu"}}),
+            "train.device: \"tpu\" is not one of auto, cpu, cuda, cuda:N");
+  EXPECT_EQ(refusal("", {{"task.name", "lm"}}),
+            "task.data: the task lm needs the folder or file of its data");
+  EXPECT_EQ(refusal("", {{"attention.kind", "sortcut"}}).substr(0, 18), "decoder attention:");
+  // A classifier has no decoder to refuse it.
+  EXPECT_NO_THROW(
+      read_config("", {{"task.name", "nli"}, {"task.data", "x"}, {"attention.kind", "sortcut"}}));
+}
+
+// Any value that the field may hold.
+std::string draw(const Field& field, std::mt19937_64& random) {
+  if (!field.words.empty()) return field.words[random() % field.words.size()];
+  if (std::holds_alternative<bool*>(field.value)) return random() % 2 ? "true" : "false";
+  if (std::holds_alternative<double*>(field.value)) {
+    return std::to_string(std::uniform_real_distribution(0.001, 0.999)(random));
+  }
+  if (!std::holds_alternative<std::string*>(field.value))
+    return std::to_string(1 + random() % 4096);
+  const std::string letters = "ab/.,=;[]{}' -_~$%\xc3\xa9";
+  std::string text = "x";
+  for (uint64_t i = random() % 12; i > 0; --i) text += letters[random() % letters.size()];
+  return text + "x";
+}
+
+TEST(WriteConfig, ReadsBackToTheSameForRandomConfigurations) {
+  std::mt19937_64 random(7);
+  int tried = 0, accepted = 0;
+  while (accepted < 100 && tried < 100000) {
+    ++tried;
+    RunConfig config;
+    for (const Field& field : run_fields(config)) field.set(draw(field, random), field.key);
+    config.model.width = config.model.heads * 8;
+    config.train.device = tried % 2 ? "cuda:1" : "cpu";
+    config.train.seed = random();
+    config.optimizer.rate = std::ldexp(1.0 + 1.0 / 3.0, -static_cast<int>(random() % 40));
+    try {
+      check_config(config);
+    } catch (const UsageError&) {
+      continue;
+    }
+    ++accepted;
+    const std::string text = write_config(config);
+    const RunConfig back = read(text);
+    ASSERT_EQ(values(back), values(config)) << text;
+    ASSERT_EQ(write_config(back), text);
+  }
+  EXPECT_EQ(accepted, 100) << "of " << tried;
+}
+
+TEST(WriteConfig, HoldsEmptyWordsAndWhatWasResolved) {
+  const RunConfig config = read_config("", {{"model.size", "base"}, {"attention.preset", "paper"}});
+  EXPECT_EQ(values(read(write_config(config))), values(config));
+  EXPECT_THROW(read_config("", {{"task.cache", "a\"b"}}), UsageError);
+  EXPECT_THROW(read_config("", {{"task.cache", "a#b"}}), UsageError);
+}
+
+TEST(ConfigKeys, CoverEveryFieldOnceWithHelp) {
+  std::vector<std::string> names;
+  for (const Key& key : config_keys()) {
+    EXPECT_FALSE(key.help.empty()) << key.name;
+    EXPECT_EQ(std::count(names.begin(), names.end(), key.name), 0) << key.name;
+    names.push_back(key.name);
+  }
+  RunConfig config;
+  for (const Field& field : run_fields(config)) {
+    EXPECT_EQ(std::count(names.begin(), names.end(), field.key), 1) << field.key;
+  }
+  for (const char* name :
+       {"model.size", "attention.preset", "attention.tie_kv", "decoder.preset"}) {
+    EXPECT_EQ(std::count(names.begin(), names.end(), name), 1) << name;
+  }
+}
+
+TEST(Configs, EveryFileOfTheRepositoryReads) {
+  int files = 0;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(SINKHORN_CONFIGS)) {
+    if (entry.path().extension() != ".ini") continue;
+    ++files;
+    EXPECT_NO_THROW(read_config(entry.path(), {})) << entry.path();
+  }
+  EXPECT_GE(files, 3);
+}
+
+}  // namespace
+}  // namespace sinkhorn::cli

@@ -1,0 +1,107 @@
+"""The commands around training: help, exit codes, and what a program reads from them."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from cli_program import COMMANDS, PROGRAM, output, refusal, run
+
+DEFAULTS = {
+    "train": ["--train.steps INT 1000", "--attention.block INT 64", "--optimizer.rate NUMBER 0.001",
+              "--model.tied {true,false} true"],
+    "eval": ["--split {valid,test} test", "--checkpoint TEXT newest"],
+    "inspect": ["--checkpoint TEXT newest", "--example INT 0"],
+    "tokenizer train": ["--vocab INT 32000"],
+}
+
+
+def plain(text: str) -> str:
+    """Help as words: versions of CLI11 write a default as =x or [x]."""
+    return " ".join(re.sub(r"[=\[\]]", " ", re.sub(r":\w+", "", text)).split())
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_shows_defaults(command: str) -> None:
+    text = output(*COMMANDS[command], "--help")
+    assert f"sinkhorn {command}" in text
+    for words in DEFAULTS.get(command, []):
+        assert words in plain(text), plain(text)
+
+
+def test_help_of_the_program_names_every_command() -> None:
+    text = output("--help")
+    for words in COMMANDS.values():
+        assert re.search(rf"^  {words[0]}\b", text, re.MULTILINE), words
+    assert "check" in output("data", "--help")
+    assert "train" in output("tokenizer", "--help")
+
+
+def test_version() -> None:
+    assert re.fullmatch(r"sinkhorn \d+\.\d+\.\d+\n", output("--version"))
+
+
+def test_info_in_words_and_in_json() -> None:
+    facts = json.loads(output("info", "--json"))
+    assert facts
+    text = output("info")
+    for name in facts:
+        assert re.search(rf"^{re.escape(name)}  ", text, re.MULTILINE), name
+
+
+def test_commands_that_cannot_be_meant() -> None:
+    assert refusal().startswith("which command? one of train, eval")
+    assert refusal("trian") == "unknown command trian; did you mean train?"
+    assert refusal("data").startswith("which command? one of check")
+    assert refusal("data", "chek") == "unknown command chek; did you mean check?"
+    assert refusal("info", "--jsn") == "unknown option --jsn; did you mean --json?"
+    assert refusal("info", "more") == "unexpected argument more"
+    assert refusal("eval") == "RUN is required"
+    assert "--text excludes --example" in refusal("inspect", "x", "--text", "a", "--example", "1")
+
+
+def test_a_folder_that_holds_no_run(tmp_path: Path) -> None:
+    expected = f"{tmp_path}: not the folder of a run; expected config.ini in it"
+    assert refusal("eval", tmp_path) == expected
+    assert refusal("inspect", tmp_path) == expected
+
+
+def test_data_check_of_incomplete_data(tmp_path: Path) -> None:
+    done = run("data", "check", "lm", tmp_path, "--json")
+    assert done.returncode == 1, done.stderr
+    answer = json.loads(done.stdout)
+    assert answer["task"] == "lm"
+    assert answer["complete"] is False
+    assert answer["lines"]
+    assert run("data", "check", "lm", tmp_path).stdout.splitlines() == answer["lines"]
+    assert refusal("data", "check", "lmm", tmp_path).startswith('task.name: "lmm" is not one of')
+
+
+def test_data_check_of_generated_data() -> None:
+    assert json.loads(output("data", "check", "sort", "--json"))["complete"] is True
+
+
+def test_tokenizer_train(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("".join(f"the {n}th line says {n * n} and no more\n" for n in range(400)))
+    model = tmp_path / "pieces.model"
+    said = output("tokenizer", "train", text, "--out", model, "--vocab", "300")
+    pieces = int(re.fullmatch(rf"{re.escape(str(model))}: (\d+) pieces\n", said).group(1))
+    assert 256 < pieces <= 300
+    assert model.stat().st_size > 0
+    assert str(tmp_path / "none.txt") in refusal("tokenizer", "train", tmp_path / "none.txt",
+                                                 "--out", model, code=1)
+    assert refusal("tokenizer", "train", text) == "--out is required"
+
+
+def test_a_full_disk_is_a_failure() -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full here")
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([str(PROGRAM), "completion", "bash"], stdout=full,
+                              stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == "sinkhorn: standard output cannot be written\n"

@@ -1,0 +1,94 @@
+"""`sinkhorn train --dry-run`: where a value comes from, and what is said about a wrong one."""
+
+from __future__ import annotations
+
+import configparser
+from pathlib import Path
+
+import pytest
+from cli_program import CONFIGS, output, refusal
+
+SORT = CONFIGS / "examples" / "sort.ini"
+
+
+def resolved(*words: str | Path) -> configparser.ConfigParser:
+    """The resolved configuration, read by a parser that is not ours."""
+    parser = configparser.ConfigParser(interpolation=None)
+    parser.read_string(output("train", *words, "--dry-run"))
+    return parser
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "x.ini"
+    path.write_text(text)
+    return path
+
+
+def test_command_line_over_file_over_defaults(tmp_path: Path) -> None:
+    path = write(tmp_path, "[train]\nsteps = 7\nbatch = 5\n")
+    config = resolved(path, "--train.steps", "9")
+    assert config["train"]["steps"] == "9"
+    assert config["train"]["batch"] == "5"
+    assert config["train"]["accumulate"] == "1"
+
+
+def test_both_spellings_and_the_last_word(tmp_path: Path) -> None:
+    path = write(tmp_path, "")
+    config = resolved("--train.steps=3", path, "--optimizer.rate", "2e-4", "--train.steps=4")
+    assert config["train"]["steps"] == "4"
+    assert float(config["optimizer"]["rate"]) == 2e-4
+
+
+def test_the_order_of_keys_does_not_matter(tmp_path: Path) -> None:
+    path = write(tmp_path, "")
+    keys = ["--attention.block=8", "--encoder.block=4", "--attention.preset=paper",
+            "--model.size=base", "--model.layers=2"]
+    expected = output("train", path, *keys, "--dry-run")
+    assert output("train", "--dry-run", *reversed(keys), path) == expected
+    config = resolved(path, *keys)
+    assert config["encoder"]["block"] == "4"
+    assert config["decoder"]["block"] == "8"
+    assert config["decoder"]["combine"] == '"logits"'
+    assert config["model"]["layers"] == "2"
+    assert config["model"]["width"] == "512"
+    assert config["optimizer"]["name"] == '"adam"'
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.rglob("*.ini")), ids=lambda path: path.stem)
+def test_the_resolved_configuration_reads_back(path: Path, tmp_path: Path) -> None:
+    first = output("train", path, "--dry-run")
+    again = write(tmp_path, first)
+    assert output("train", again, "--dry-run") == first
+
+
+def test_unknown_keys_suggest_the_nearest(tmp_path: Path) -> None:
+    path = write(tmp_path, "[attention]\nblok = 3\n")
+    assert (refusal("train", path)
+            == f"{path}: unknown key attention.blok; did you mean attention.block?")
+    assert (refusal("train", SORT, "--attention.blok", "3")
+            == "unknown option --attention.blok; did you mean --attention.block?")
+    assert (refusal("train", SORT, "--atention.block=3")
+            == "unknown option --atention.block; did you mean --attention.block?")
+
+
+def test_wrong_values(tmp_path: Path) -> None:
+    path = write(tmp_path, "[train]\nsteps = many\n")
+    assert refusal("train", path) == f'{path}: train.steps: "many" is not a whole number'
+    assert (refusal("train", SORT, "--train.steps", "many")
+            == 'train.steps: "many" is not a whole number')
+    assert (refusal("train", SORT, "--train.steps", "-3")
+            == "train.steps: -3 is out of range; expected at least 1")
+    assert (refusal("train", SORT, "--optimizer.name", "sgd")
+            == 'optimizer.name: "sgd" is not one of adamw, adam, adafactor')
+
+
+def test_values_that_do_not_go_together() -> None:
+    assert "sortcut" in refusal("train", SORT, "--attention.kind", "sortcut")
+    assert "evenly" in refusal("train", SORT, "--model.heads", "5")
+
+
+def test_a_file_that_is_missing(tmp_path: Path) -> None:
+    path = tmp_path / "none.ini"
+    assert refusal("train", path) == f"{path}: cannot be read; expected a configuration file"
+    assert refusal("train", tmp_path).startswith(f"{tmp_path}: cannot be read")
+    assert refusal("train") == "CONFIG is required"

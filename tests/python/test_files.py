@@ -1,0 +1,72 @@
+"""What a run folder holds, read back with the packages others use: safetensors, tensorboard."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+
+import support
+
+TYPES = {
+    "Bool": torch.bool, "Byte": torch.uint8, "Char": torch.int8, "Short": torch.int16,
+    "Int": torch.int32, "Long": torch.int64, "BFloat16": torch.bfloat16, "Half": torch.float16,
+    "Float": torch.float32, "Double": torch.float64,
+}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("files") / "run"
+    subprocess.run([support.BUILD / "bin" / "write_files", folder], check=True)
+    return folder
+
+
+@pytest.mark.parametrize("name", ["step-00000020", "best"])
+def test_checkpoint_in_python(run: Path, name: str) -> None:
+    with safe_open(run / "checkpoints" / f"{name}.safetensors", framework="pt") as file:
+        assert file.metadata() == {"step": "20", "note": 'é"'}
+        assert set(file.keys()) == {f"t.{word}" for word in TYPES} | {"scalar", "empty"}
+        expected = torch.arange(24, dtype=torch.int32).reshape(4, 6).t()
+        for word, dtype in TYPES.items():
+            tensor = file.get_tensor(f"t.{word}")
+            assert tensor.dtype == dtype
+            assert torch.equal(tensor, expected.to(dtype))
+        assert file.get_tensor("scalar").shape == () and file.get_tensor("scalar").item() == 3.5
+        assert file.get_tensor("empty").shape == (0, 3)
+
+
+def test_log_lines(run: Path) -> None:
+    lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    assert lines == [
+        {"step": 10, "loss": 0.1},
+        {"step": 20, "loss": 0.05},
+        {"step": 30, "loss": 7.0, "rate": 0.25},
+        {"step": 30, "eval": {"perplexity": "NaN"}},
+    ]
+
+
+def test_event_files_in_tensorboard(run: Path) -> None:
+    events = EventAccumulator(str(run))
+    events.Reload()
+    assert set(events.Tags()["scalars"]) == {"train/loss", "train/rate", "eval/perplexity"}
+    loss = [(event.step, event.value) for event in events.Scalars("train/loss")]
+    # The step before the resume at 20 was 30 as well: TensorBoard forgets it.
+    assert loss == [(10, pytest.approx(0.1)), (20, pytest.approx(0.05)), (30, 7.0)]
+    assert math.isnan(events.Scalars("eval/perplexity")[0].value)
+
+
+def test_event_files_begin_with_their_version(run: Path) -> None:
+    files = sorted(run.glob("events.out.tfevents.*"))
+    assert len(files) == 2
+    for path in files:
+        first = next(iter(EventFileLoader(str(path)).Load()))
+        assert first.file_version == "brain.Event:2"
+        assert abs(first.wall_time - path.stat().st_mtime) < 60

@@ -1,0 +1,125 @@
+// What is wrong with a file is said in one line: where, what was found, what was expected.
+#include "support.h"
+
+namespace sinkhorn::tasks {
+namespace {
+
+class ErrorsTest : public TaskTest {
+ protected:
+  std::string error(const std::string& task, const std::string& tokens = "bytes") const {
+    const std::string text = message_of([&] { make_task(config(task, tokens)); });
+    EXPECT_EQ(text.find('\n'), std::string::npos) << text;
+    return text;
+  }
+};
+
+TEST_F(ErrorsTest, MissingFolderAndFile) {
+  EXPECT_HAS(error("lm"), "data: no such file or folder");
+  write("README", "nothing of use");
+  EXPECT_HAS(error("sentiment"), "expected train/neg/*.txt (IMDb), train.tsv (SST-2) or train.txt");
+  write("data_batch_1.bin", std::string(3073, '\0'));
+  EXPECT_HAS(error("pixels"), "test_batch.bin: missing; expected CIFAR-10");
+  EXPECT_HAS(error("classify"), "expected train.tsv or train.jsonl");
+}
+
+TEST_F(ErrorsTest, TwoDataSetsAtOnce) {
+  write("SST-2/train.tsv", "1\tgood\n");
+  write("trees/train.txt", "(3 good)\n");
+  EXPECT_HAS(error("sentiment"), "holds more than one data set");
+  EXPECT_THROW(make_task(config("sentiment")), UsageError);
+}
+
+TEST_F(ErrorsTest, BadByte) {
+  write_lm(2);
+  const std::string file = "training-monolingual.tokenized.shuffled/news.en-00001-of-00100";
+  write(file, "fine\nalso fine\nabc\xe9 def\n");
+  EXPECT_HAS(error("lm"), file + ":3: byte 4 of the line is 0xe9; expected UTF-8");
+  for (const char* bad : {"\xc0\xaf", "\xed\xa0\x80", "\xf4\x90\x80\x80", "\xe2\x82", "\x80"}) {
+    write(file, bad);
+    EXPECT_HAS(error("lm"), ":1: byte 1 of the line") << bad;
+  }
+  write(file, "\xf0\x9f\x98\x80 \xed\x9f\xbf \xe0\xa0\x80 fine\n");
+  EXPECT_NO_THROW(make_task(config("lm")));
+}
+
+TEST_F(ErrorsTest, BadByteInRunningText) {
+  std::string text;
+  for (int i = 0; i < 1000; ++i) text += "a line of text\n";
+  text[15 * 700 + 5] = '\xff';
+  write("book.txt", text);
+  EXPECT_HAS(error("text"), "book.txt:701: byte 6 of the line is 0xff");
+}
+
+TEST_F(ErrorsTest, EmptyFiles) {
+  write_lm(2);
+  write("training-monolingual.tokenized.shuffled/news.en-00001-of-00100", "");
+  EXPECT_HAS(error("lm"), "news.en-00001-of-00100: the file is empty");
+  write("training-monolingual.tokenized.shuffled/news.en-00001-of-00100", "\n\n");
+  EXPECT_HAS(error("lm"), "no items in the train split");
+  EXPECT_HAS(error("lm"), "news.en-00001-of-00100");
+}
+
+TEST_F(ErrorsTest, CifarOfTheWrongSize) {
+  write("data_batch_1.bin", std::string(3073 + 5, '\0'));
+  write("test_batch.bin", std::string(3073, '\0'));
+  EXPECT_HAS(error("pixels"), "data_batch_1.bin: 3078 bytes; expected a multiple of 3073");
+  write("data_batch_1.bin", std::string(3073, '\x0b'));
+  EXPECT_HAS(error("pixels"), "image 0 has label 11; expected 0 to 9");
+}
+
+TEST_F(ErrorsTest, LabelNeverSeen) {
+  write("train.tsv", "cat\tmeow\ndog\twoof\n");
+  write("test.tsv", "cat\tpurr\ncow\tmoo\n");
+  write("valid.tsv", "cat\tpurr\n");
+  EXPECT_HAS(error("classify"),
+             "test.tsv:2: label 'cow' was never seen in training; expected cat or dog");
+}
+
+TEST_F(ErrorsTest, BadLines) {
+  write("valid.tsv", "cat\tpurr\n");
+  write("train.tsv", "cat\tmeow\ndog woof\n");
+  EXPECT_HAS(error("classify"), "train.tsv:2: found 1 columns; expected 2 separated by tabs");
+  write("train.tsv", "cat\tmeow\ndog\t \n");
+  EXPECT_HAS(error("classify"), "train.tsv:2: the text is empty");
+  std::filesystem::remove(root_ / "data/train.tsv");
+  write("train.jsonl", "{\"text\": \"a\", \"label\": \"b\"}\n{\"text\": \"a\", \n");
+  EXPECT_HAS(error("classify"), "train.jsonl:2: found '{\"text\": \"a\", '; expected one JSON");
+  write("train.jsonl", "{\"text\": \"a\"}\n");
+  EXPECT_HAS(error("classify"), "train.jsonl:1: no field \"label\"");
+  write("train.jsonl", "{\"text\": [1], \"label\": \"b\"}\n");
+  EXPECT_HAS(error("classify"), "train.jsonl:1: \"text\" is array; expected a string");
+}
+
+TEST_F(ErrorsTest, BadTreesAndPairs) {
+  write("trees/dev.txt", "(3 good)\n");
+  for (const char* tree : {"(3 (2 open)", "(3 a) b", "(9 a)", "plain words", "(3 a))"}) {
+    write("trees/train.txt", std::string("(1 bad)\n") + tree + "\n");
+    EXPECT_HAS(error("sentiment"), "train.txt:2: found '") << tree;
+  }
+  write("snli_1.0_train.jsonl", R"({"gold_label": "maybe", "sentence1": "a", "sentence2": "b"})");
+  write("snli_1.0_dev.jsonl", R"({"gold_label": "neutral", "sentence1": "a"})");
+  EXPECT_HAS(error("nli"),
+             "snli_1.0_train.jsonl:1: label 'maybe' was never seen in training; expected "
+             "entailment, neutral or contradiction");
+}
+
+TEST_F(ErrorsTest, Usage) {
+  EXPECT_HAS(error("chess"), "task.name: 'chess'; expected sort, lm, text");
+  write_own(10);
+  EXPECT_HAS(error("classify", "syllables"), "task.tokens: 'syllables'; expected auto");
+  TaskConfig c = config("classify");
+  c.length = 1;
+  EXPECT_HAS(message_of([&] { make_task(c); }), "task.length: 1; expected 2 or more");
+  c = config("sort");
+  c.sort_symbols = 0;
+  EXPECT_HAS(message_of([&] { make_task(c); }), "task.sort_symbols: 0; expected 1 to");
+  const auto task = make_task(config("sort"));
+  EXPECT_HAS(message_of([&] { task->eval("dev", {.rows = 1}); }), "expected valid or test");
+  EXPECT_HAS(message_of([&] { task->train({}); }), "0 rows and 0 tokens");
+  EXPECT_HAS(message_of([&] { task->train({.rows = 1, .rank = 2, .world = 2}); }), "rank 2 of 2");
+  EXPECT_HAS(message_of([&] { task->train({.rows = 1})->seek("{}"); }), "data position {}");
+  EXPECT_HAS(message_of([&] { task->ids("3 512"); }), "'512'; expected numbers from 0 to 511");
+}
+
+}  // namespace
+}  // namespace sinkhorn::tasks

@@ -1,0 +1,158 @@
+// Tokenizers lose nothing; stores are cached, and made again when they cannot be trusted.
+#include "tasks/tokenizer.h"
+
+#include "support.h"
+#include "tasks/token_store.h"
+
+namespace sinkhorn::tasks {
+namespace {
+
+const std::vector<std::string> kTexts{"plain words",       " leading and  double ",
+                                      "naïve café — ☃ 😀", "tab\tand\nnewline",
+                                      "unseen ζητα",       ""};
+
+Corpus small_corpus(const std::string& file) {
+  Corpus corpus{"small", read_sentences, {}, false, {}, {}, ""};
+  for (auto& sources : corpus.sources) sources = {{file}};
+  return corpus;
+}
+
+std::string prose() {
+  std::string text;
+  for (int i = 0; i < 300; ++i) {
+    for (const char* stem : {"sort", "word", "plain", "naïve"}) {
+      for (const char* ending : {"", "s", "ed", "ing", "er"})
+        text += std::string(stem) + ending + " ";
+    }
+    text += std::to_string(i) + "\n";
+  }
+  return text;
+}
+
+void expect_round_trip(const Tokenizer& tokenizer) {
+  for (const std::string& text : kTexts) {
+    std::vector<int32_t> ids;
+    tokenizer.encode(text, ids);
+    for (const int32_t id : ids) {
+      EXPECT_GT(id, kEnd) << text;
+      EXPECT_LT(id, tokenizer.size()) << text;
+    }
+    EXPECT_EQ(tokenizer.decode(ids), text);
+  }
+}
+
+TEST_F(TaskTest, BytesRoundTrip) {
+  const auto tokenizer = make_byte_tokenizer();
+  expect_round_trip(*tokenizer);
+  std::vector<int32_t> ids;
+  tokenizer->encode("a\xff", ids);
+  EXPECT_EQ(ids, (std::vector<int32_t>{'a' + 3, 258}));
+}
+
+TEST_F(TaskTest, PiecesRoundTrip) {
+  const Corpus corpus = small_corpus(write("prose.txt", prose()));
+  const Path model = root_ / "small.model";
+  train_pieces(corpus, 310, model);
+  const auto tokenizer = load_pieces(model);
+  EXPECT_GT(tokenizer->size(), 4 + 256);  // byte fallback
+  EXPECT_LE(tokenizer->size(), 310);
+  expect_round_trip(*tokenizer);
+  std::vector<int32_t> ids;
+  tokenizer->encode("sorting worded", ids);
+  EXPECT_LE(ids.size(), 5u);  // stems and endings
+  train_pieces(corpus, 310, root_ / "again.model");
+  EXPECT_EQ(load_pieces(root_ / "again.model")->key(), tokenizer->key());
+}
+
+TEST_F(TaskTest, PiecesAreTrainedOnceAndMayBeGiven) {
+  write_lm(300);
+  TaskConfig c = config("lm", "pieces");
+  c.vocab = 400;
+  const std::string model = make_task(c)->tokenizer_path();
+  const auto written = std::filesystem::last_write_time(model);
+  const auto task = make_task(c);
+  EXPECT_EQ(task->tokenizer_path(), model);
+  EXPECT_EQ(std::filesystem::last_write_time(model), written);
+  EXPECT_EQ(task->info().metric, "perplexity");
+  c.tokenizer = (root_ / "mine.model").string();
+  std::filesystem::copy(model, c.tokenizer);
+  EXPECT_EQ(make_task(c)->ids("sentence number 7"), task->ids("sentence number 7"));
+  // Words are separated by white space, and every sentence counts one end.
+  int64_t units = 0;
+  for (const Batch& batch : all_batches(*task->eval("test", {.rows = 1}))) units += batch.units;
+  EXPECT_EQ(units, (3 + 1) + (4 + 1));
+}
+
+TEST_F(TaskTest, BadTokenizers) {
+  write_lm(3);
+  TaskConfig c = config("lm", "pieces");
+  c.vocab = 20;
+  EXPECT_HAS(message_of([&] { make_task(c); }), "task.vocab: 20 pieces cannot be trained");
+  c.tokenizer = write("../garbage.model", "garbage");
+  EXPECT_HAS(message_of([&] { make_task(c); }), "garbage.model: is no SentencePiece model");
+  c.tokenizer = "nowhere.model";
+  EXPECT_HAS(message_of([&] { make_task(c); }), "nowhere.model: cannot be opened");
+}
+
+struct Counting {
+  int calls = 0;
+  StoreSettings settings;
+  explicit Counting(const Path& cache, int64_t vocab = 300) {
+    settings = {.cache = cache, .vocab = vocab, .key = "k", .encode = {}};
+    settings.encode = [this](const Item& item, std::vector<int32_t>& ids) {
+      if (item.line == 1) ++calls;
+      ids = {static_cast<int32_t>(item.line), static_cast<int32_t>(item.text.size())};
+    };
+  }
+};
+
+TEST_F(TaskTest, StoreIsCachedAndRebuiltWhenDamaged) {
+  const std::string file = write("lines.txt", "one\ntwo words\nthree short words\n");
+  Corpus corpus = small_corpus(file);
+  Counting counting(root_);
+  const auto open = [&] { return open_store(corpus, Split::kTrain, counting.settings); };
+  const auto store = open();
+  ASSERT_EQ(store->size(), 3);
+  EXPECT_EQ(store->tokens(), 6);
+  EXPECT_EQ(store->words(2), 3);
+  int32_t ids[2];
+  store->copy(1, ids);
+  EXPECT_EQ(ids[0], 2);
+  EXPECT_EQ(ids[1], 9);
+  open();
+  EXPECT_EQ(counting.calls, 1);
+
+  Path cached;
+  for (const auto& entry : std::filesystem::directory_iterator(root_)) {
+    if (entry.path().extension() == ".bin") cached = entry.path();
+    EXPECT_EQ(entry.path().string().find(".tmp"), std::string::npos) << entry.path();
+  }
+  std::filesystem::resize_file(cached, std::filesystem::file_size(cached) - 1);
+  EXPECT_EQ(open()->size(), 3);
+  EXPECT_EQ(counting.calls, 2);
+  {
+    std::fstream damage(cached, std::ios::in | std::ios::out | std::ios::binary);
+    damage.seekp(48);
+    damage.put('\x7f');
+  }
+  EXPECT_EQ(open()->size(), 3);
+  EXPECT_EQ(counting.calls, 3);
+  write("lines.txt", "one\n");  // the data changed
+  EXPECT_EQ(open()->size(), 1);
+  EXPECT_EQ(counting.calls, 4);
+}
+
+TEST_F(TaskTest, StoreOfALargeVocabulary) {
+  const Corpus corpus = small_corpus(write("lines.txt", "one\n"));
+  Counting counting(root_, 100000);
+  counting.settings.encode = [](const Item&, std::vector<int32_t>& ids) {
+    ids = {70000, 3, 99999};
+  };
+  const auto store = open_store(corpus, Split::kTrain, counting.settings);
+  int32_t ids[3];
+  store->copy(0, ids);
+  EXPECT_EQ(std::vector<int32_t>(ids, ids + 3), (std::vector<int32_t>{70000, 3, 99999}));
+}
+
+}  // namespace
+}  // namespace sinkhorn::tasks

@@ -1,0 +1,208 @@
+#include "train/run_folder.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <csignal>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "scratch.h"
+#include "sinkhorn/error.h"
+
+namespace sinkhorn::train {
+namespace {
+
+namespace fs = std::filesystem;
+using test::count_files;
+using test::read_bytes;
+using test::Scratch;
+using test::write_bytes;
+
+models::NamedTensors tensors_of(int64_t step) {
+  return {{"x", at::full({4}, static_cast<double>(step))}};
+}
+
+void save(RunFolder& run, int64_t step, int64_t keep, bool best = false) {
+  run.save(step, tensors_of(step), {{"step", std::to_string(step)}}, keep, best);
+}
+
+std::string step_of(const std::optional<fs::path>& path) {
+  return path ? models::load_safetensors(*path).metadata.at("step") : "none";
+}
+
+size_t count_events(const fs::path& folder) {
+  size_t count = 0;
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    count += entry.path().filename().string().starts_with("events.out.tfevents.") ? 1 : 0;
+  }
+  return count;
+}
+
+TEST(RunFolder, StartsOnceAndResumesOnlyARun) {
+  const Scratch scratch;
+  const fs::path root = scratch / "a/run";
+  EXPECT_THROW(RunFolder(root, /*resume=*/true), UsageError);
+  {
+    RunFolder run(root, false);
+  }
+  // Nothing was written yet: a start that died early may start again.
+  {
+    RunFolder run(root, false);
+    run.write_text("config.ini", "[task]\n");
+  }
+  EXPECT_EQ(read_bytes(root / "config.ini"), "[task]\n");
+  EXPECT_THROW(RunFolder(root, false), UsageError);
+  const RunFolder run(root, true);
+  EXPECT_EQ(run.newest(), std::nullopt);
+  EXPECT_EQ(run.best(), std::nullopt);
+  write_bytes(scratch / "file", "");
+  EXPECT_THROW(RunFolder(scratch / "file/run", false), Error);
+}
+
+TEST(RunFolder, ReadingChangesNothing) {
+  const Scratch scratch;
+  {
+    RunFolder(scratch / "run", false).write_text("config.ini", "");
+  }
+  const size_t before = count_files(scratch / "run");
+  {
+    RunFolder(scratch / "run", true).newest();
+  }
+  EXPECT_EQ(count_files(scratch / "run"), before);
+}
+
+TEST(RunFolder, OneWriterAtATime) {
+  const Scratch scratch;
+  RunFolder first(scratch / "run", false);
+  first.write_text("config.ini", "");
+  RunFolder second(scratch / "run", true);
+  EXPECT_THROW(second.write_text("config.ini", "x"), Error);
+  EXPECT_THROW(second.log("train", 1, {}), Error);
+  EXPECT_EQ(read_bytes(scratch / "run/config.ini"), "");
+}
+
+TEST(RunFolder, LogLines) {
+  const Scratch scratch;
+  RunFolder run(scratch / "run", false);
+  const double infinity = std::numeric_limits<double>::infinity();
+  run.log("train", 20, {{"loss", 0.1}, {"rate", 1e-5}});
+  run.log("eval", 20, {{"exact_match", 0.5}});
+  run.log("train", 40, {{"loss", std::nan("")}, {"a", infinity}, {"b", -infinity}});
+  EXPECT_EQ(read_bytes(scratch / "run/log.jsonl"),
+            "{\"step\":20,\"loss\":0.1,\"rate\":1e-05}\n"
+            "{\"step\":20,\"eval\":{\"exact_match\":0.5}}\n"
+            "{\"step\":40,\"loss\":\"NaN\",\"a\":\"Infinity\",\"b\":\"-Infinity\"}\n");
+  EXPECT_EQ(count_events(scratch / "run"), 1u);
+}
+
+TEST(RunFolder, RewindDropsLaterAndBrokenLines) {
+  const Scratch scratch;
+  {
+    RunFolder run(scratch / "run", false);
+    for (const int64_t step : {10, 20, 30}) run.log("train", step, {{"loss", 1.0}});
+  }
+  const std::string whole = read_bytes(scratch / "run/log.jsonl");
+  write_bytes(scratch / "run/log.jsonl", whole + "{\"step\":20,\"lo");
+  RunFolder run(scratch / "run", true);
+  run.rewind_log(20);
+  EXPECT_EQ(read_bytes(scratch / "run/log.jsonl"), whole.substr(0, whole.size() / 3 * 2));
+  run.log("train", 30, {{"loss", 1.0}});
+  EXPECT_EQ(read_bytes(scratch / "run/log.jsonl"), whole);
+  EXPECT_EQ(count_events(scratch / "run"), 2u);
+  run.rewind_log(0);
+  EXPECT_EQ(read_bytes(scratch / "run/log.jsonl"), "");
+}
+
+TEST(RunFolder, KeepsTheNewestAndTheBest) {
+  const Scratch scratch;
+  RunFolder run(scratch / "run", false);
+  for (const int64_t step : {1, 2, 3, 4, 5}) save(run, step, 2, /*best=*/step == 2);
+  const fs::path folder = scratch / "run/checkpoints";
+  EXPECT_EQ(count_files(folder), 4u);  // two steps, the best, newest.json
+  EXPECT_TRUE(fs::exists(folder / "step-00000004.safetensors"));
+  EXPECT_EQ(step_of(run.newest()), "5");
+  EXPECT_EQ(step_of(run.best()), "2");
+  const auto newest = nlohmann::json::parse(read_bytes(folder / "newest.json"));
+  EXPECT_EQ(newest["step"], 5);
+  EXPECT_EQ(newest["file"], "step-00000005.safetensors");
+  save(run, 6, 2, /*best=*/true);
+  EXPECT_EQ(step_of(run.best()), "6");
+  save(run, 123456789, 1);
+  EXPECT_EQ(step_of(run.newest()), "123456789");
+}
+
+TEST(RunFolder, FallsBackToACheckpointThatReads) {
+  const Scratch scratch;
+  RunFolder run(scratch / "run", false);
+  for (const int64_t step : {100, 200, 300}) save(run, step, 3);
+  const fs::path folder = scratch / "run/checkpoints";
+  fs::resize_file(folder / "step-00000300.safetensors", 50);
+  EXPECT_EQ(step_of(run.newest()), "200");
+  // The run goes on from 200; the broken file must not crowd out what it saves.
+  save(run, 250, 1);
+  EXPECT_EQ(step_of(run.newest()), "250");
+  EXPECT_EQ(count_files(folder), 2u);
+}
+
+TEST(RunFolder, ForeignFilesAreLeftAlone) {
+  const Scratch scratch;
+  RunFolder run(scratch / "run", false);
+  fs::create_directories(scratch / "run/checkpoints");
+  for (const char* name : {"step-.safetensors", "step-12x.safetensors", "step-5", "mine.txt"}) {
+    write_bytes(scratch / "run/checkpoints" / name, "");
+  }
+  save(run, 7, 1);
+  EXPECT_EQ(step_of(run.newest()), "7");
+  EXPECT_EQ(count_files(scratch / "run/checkpoints"), 6u);
+}
+
+// Logs and saves without end.
+[[noreturn]] void write_forever(const fs::path& root, const models::NamedTensors& tensors) try {
+  RunFolder run(root, true);
+  for (int64_t step = 2;; ++step) {
+    run.log("train", step, {{"loss", 1.0}});
+    run.save(step, tensors, {{"step", std::to_string(step)}}, 2, step % 2 == 0);
+  }
+} catch (...) {
+  ::_exit(1);
+}
+
+// Kills a writer at some moment, again and again: there is always a checkpoint, and no litter.
+TEST(RunFolder, SurvivesKills) {
+  const Scratch scratch;
+  const fs::path root = scratch / "run";
+  const models::NamedTensors tensors = tensors_of(1);
+  {
+    RunFolder run(root, false);
+    run.write_text("config.ini", "");
+    save(run, 1, 2, true);
+  }
+  int64_t last = 1;
+  for (int round = 0; round < 20; ++round) {
+    const pid_t child = ::fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) write_forever(root, tensors);
+    ::usleep(3000 + 1700 * static_cast<useconds_t>(round));
+    ::kill(child, SIGKILL);
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    ASSERT_TRUE(WIFSIGNALED(status)) << "the writer failed by itself";
+    RunFolder run(root, true);
+    const auto newest = run.newest();
+    ASSERT_TRUE(newest);
+    ASSERT_TRUE(run.best());
+    last = std::stoll(step_of(newest));
+    run.rewind_log(last);
+    for (const auto& entry : fs::recursive_directory_iterator(root)) {
+      ASSERT_NE(entry.path().extension(), ".tmp") << entry.path();
+    }
+  }
+  EXPECT_GT(last, 1) << "no writer lived long enough to save";
+}
+
+}  // namespace
+}  // namespace sinkhorn::train
