@@ -185,7 +185,7 @@ Fields train_fields(train::TrainConfig& train) {
        "of the arithmetic; weights stay float32 under bf16",
        {"float32", "bf16", "float64"}},
       {"train.threads", &train.threads, "CPU threads; 0: all cores", {}, kCount},
-      {"train.steps", &train.steps, "steps in all", {}, kPositiveCount},
+      {"train.steps", &train.steps, "steps in all", {}, kCount},
       {"train.batch", &train.batch, "sequences a batch", {}, kPositiveCount},
       {"train.batch_tokens",
        &train.batch_tokens,

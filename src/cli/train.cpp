@@ -94,7 +94,10 @@ int run_train(const train::RunConfig& config, bool resume) {
     Progress progress;
     outcome = train::train(config, write_config(config), resume, progress, stop_signal);
   }
-  if (!outcome.stopped) return 0;
+  if (!outcome.stopped) {
+    std::printf("peak memory %.3f GiB\n", static_cast<double>(outcome.peak_memory) / (1 << 30));
+    return 0;
+  }
   std::printf("stopped at step %lld, saved; continue with --resume\n",
               static_cast<long long>(outcome.steps));
   return 128 + stop_signal;

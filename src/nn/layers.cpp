@@ -88,8 +88,10 @@ struct HeldFunction : torch::CustomClassHolder {
 
 class Recompute : public torch::autograd::Function<Recompute> {
  public:
-  static at::Tensor forward(torch::autograd::AutogradContext* ctx,
-                            const std::vector<at::Tensor>& inputs, const Body& f) {
+  // A TensorList: autograd does not look into a std::vector for inputs.
+  static at::Tensor forward(torch::autograd::AutogradContext* ctx, at::TensorList tensors,
+                            const Body& f) {
+    const std::vector<at::Tensor> inputs = tensors.vec();
     ctx->saved_data["f"] = c10::IValue::make_capsule(c10::make_intrusive<HeldFunction>(f));
     ctx->saved_data["random"] = generator_of(inputs).get_state();
     ctx->save_for_backward(inputs);
@@ -129,7 +131,7 @@ class Recompute : public torch::autograd::Function<Recompute> {
 
 at::Tensor checkpoint(const Body& f, const std::vector<at::Tensor>& inputs) {
   if (!at::GradMode::is_enabled()) return f(inputs);
-  return Recompute::apply(inputs, f);
+  return Recompute::apply(at::TensorList(inputs), f);
 }
 
 }  // namespace sinkhorn::nn

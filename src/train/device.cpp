@@ -1,6 +1,7 @@
 #include "train/device.h"
 
 #include <ATen/Context.h>
+#include <sys/resource.h>
 
 #include <cstdlib>
 
@@ -39,10 +40,16 @@ void seed_everything(uint64_t seed, at::Device device) {
   }
 }
 
+int64_t process_peak_memory() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return static_cast<int64_t>(usage.ru_maxrss) * 1024;
+}
+
 void be_deterministic() {
   // cuBLAS splits its work the same way every time only with a workspace of fixed size.
   setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
-  at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);
+  at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
   at::globalContext().setDeterministicFillUninitializedMemory(false);
 }
 

@@ -43,7 +43,8 @@ bool cuda_graphs_built();
 // Names of the GPUs; empty where there is none.
 std::vector<std::string> cuda_devices();
 
-// Most bytes the device's allocator has held at once; 0 on the CPU.
+// Most bytes held at once: by the device's allocator, or by the process on the CPU.
 int64_t peak_memory(at::Device device);
+int64_t process_peak_memory();
 
 }  // namespace sinkhorn::train

@@ -70,7 +70,8 @@ class Counter {
   void add_edits(models::Seq2Seq& model, const tasks::Batch& batch, const models::Input& input,
                  const at::Tensor& forced) {
     const at::Tensor said = forced.cpu().contiguous();
-    const int64_t limit = batch.target_length + 8;  // room for a decoding that misses its end
+    // Room for a decoding that misses its end, as far as the model reaches.
+    const int64_t limit = std::min(batch.target_length + 8, model.config().max_length);
     const at::Tensor greedy =
         config_.greedy
             ? greedy_decode(model, input.ids, input.mask, limit, context_).cpu().contiguous()

@@ -49,12 +49,11 @@ models::Input make_input(const tasks::Batch& b, bool pinned) {
     return input;
   }
   input.targets = longs(b.target, {b.rows, b.target_length}, pinned);
-  if (b.target_lengths.empty()) {  // language models: full rows need no mask
-    if (!all_full(b.lengths, b.length)) input.mask = mask_of(b.lengths, b.length, pinned);
-    return input;
+  // Full rows, a language model's most of all, need no mask: attention is faster without.
+  if (!all_full(b.lengths, b.length)) input.mask = mask_of(b.lengths, b.length, pinned);
+  if (!all_full(b.target_lengths, b.target_length)) {
+    input.target_mask = mask_of(b.target_lengths, b.target_length, pinned);
   }
-  input.mask = mask_of(b.lengths, b.length, pinned);
-  input.target_mask = mask_of(b.target_lengths, b.target_length, pinned);
   return input;
 }
 

@@ -89,12 +89,14 @@ std::string line_of(const std::string& kind, int64_t step, const RunFolder::Figu
   return line.dump(-1, ' ', false, json::error_handler_t::replace) + '\n';
 }
 
-// A line that was cut off, or is of a later step, is not kept.
+// A line that was cut off, or came after the step's checkpoint, is not kept: those of later steps,
+// and the test, which comes last.
 bool belongs(std::string_view line, int64_t last_step) {
   const json value = json::parse(line, nullptr, /*allow_exceptions=*/false);
   if (!value.is_object()) return false;
   const auto step = value.find("step");
-  return step != value.end() && step->is_number_integer() && step->get<int64_t>() <= last_step;
+  if (step == value.end() || !step->is_number_integer()) return false;
+  return step->get<int64_t>() <= last_step - (value.contains("test") ? 1 : 0);
 }
 
 // Gives the file a second name in one move; a copy where the file system has no links.

@@ -11,7 +11,7 @@
 namespace sinkhorn::train {
 namespace {
 
-constexpr char kModel[] = "model/", kOptimizer[] = "optimizer/";
+constexpr char kModel[] = "model/", kOptimizer[] = "optimizer/", kReport[] = "report/";
 
 at::Tensor random_state(at::Device device) {
   return at::globalContext().defaultGenerator(device).get_state();
@@ -70,6 +70,9 @@ models::NamedTensors state_tensors(Stepper& stepper, at::Device device) {
   for (const auto& [name, tensor] : stepper.optimizer().state()) {
     all.emplace_back(kOptimizer + name, tensor);
   }
+  for (const auto& [name, tensor] : stepper.report_state()) {
+    all.emplace_back(kReport + name, tensor);
+  }
   all.emplace_back("random/cpu", random_state(at::kCPU));
   if (device.is_cuda()) all.emplace_back("random/cuda", random_state(device));
   return all;
@@ -92,6 +95,9 @@ Place restore(const std::filesystem::path& path, Stepper& stepper, at::Device de
   }
   for (const auto& [name, tensor] : stepper.optimizer().state()) {
     copy_checked(file, path, kOptimizer + name, tensor);
+  }
+  for (const auto& [name, tensor] : stepper.report_state()) {
+    copy_checked(file, path, kReport + name, tensor);
   }
   set_random_state(at::kCPU, find(file, path, "random/cpu"));
   if (device.is_cuda()) set_random_state(device, find(file, path, "random/cuda"));

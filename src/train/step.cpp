@@ -38,6 +38,7 @@ Stepper::Stepper(models::Model& model, const RunConfig& config, at::Device devic
   optimizer_ = make_optimizer(config.optimizer, parameters_);
   const auto floats = at::TensorOptions(at::kFloat).device(device);
   for (at::Tensor* t : {&rate_, &loss_, &losses_, &norms_}) *t = at::zeros({}, floats);
+  steps_since_report_ = at::zeros({}, at::kLong);
   const auto numbers = at::TensorOptions(at::kLong).device(device);
   step_ = at::zeros({}, numbers);
   failed_step_ = at::zeros({}, numbers);
@@ -110,7 +111,7 @@ void Stepper::step(const std::vector<Prepared>& batches, double rate) {
     captured.graph != nullptr ? captured.graph->replay() : run(captured.inputs);
   }
   ++steps_done_;
-  ++steps_since_report_;
+  steps_since_report_.add_(1);
 }
 
 void Stepper::report_failures() const {
@@ -127,13 +128,17 @@ void Stepper::report_failures() const {
 
 Stepper::Report Stepper::report() {
   report_failures();
-  const double count = static_cast<double>(std::max<int64_t>(steps_since_report_, 1));
-  const Report report{losses_.item<double>() / count, norms_.item<double>() / count,
-                      steps_since_report_};
+  const int64_t steps = steps_since_report_.item<int64_t>();
+  const double count = static_cast<double>(std::max<int64_t>(steps, 1));
+  const Report report{losses_.item<double>() / count, norms_.item<double>() / count, steps};
   losses_.zero_();
   norms_.zero_();
-  steps_since_report_ = 0;
+  steps_since_report_.zero_();
   return report;
+}
+
+NamedTensors Stepper::report_state() const {
+  return {{"loss", losses_}, {"gradient_norm", norms_}, {"steps", steps_since_report_}};
 }
 
 }  // namespace sinkhorn::train

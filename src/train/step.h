@@ -28,6 +28,9 @@ class Stepper {
   };
   Report report();
   void report_failures() const;  // throws as above
+  // What the next report will sum up, live: a checkpoint keeps it, so that a resumed run logs the
+  // same means.
+  NamedTensors report_state() const;
 
   int64_t steps_done() const { return steps_done_; }
   void set_steps_done(int64_t steps) { steps_done_ = steps; }
@@ -58,10 +61,11 @@ class Stepper {
   std::vector<at::Tensor> gradients_;
   std::unique_ptr<Optimizer> optimizer_;
   at::Tensor rate_, step_, loss_, losses_, norms_;  // scalars on the device
+  at::Tensor steps_since_report_;                   // on the CPU
   at::Tensor failed_step_, failed_parameter_;       // the first that was not finite; 0 and -1: none
   bool capture_;
   std::map<std::string, Captured> graphs_;  // by the inputs' signature
-  int64_t steps_done_ = 0, steps_since_report_ = 0;
+  int64_t steps_done_ = 0;
 };
 
 }  // namespace sinkhorn::train

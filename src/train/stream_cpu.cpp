@@ -26,6 +26,6 @@ std::vector<std::string> cuda_devices() {
   return std::vector<std::string>(at::hasCUDA() ? at::getNumGPUs() : 0, "CUDA device");
 }
 
-int64_t peak_memory(at::Device) { return 0; }
+int64_t peak_memory(at::Device) { return process_peak_memory(); }
 
 }  // namespace sinkhorn::train

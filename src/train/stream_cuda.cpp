@@ -20,7 +20,8 @@ class CpuStream : public StepStream {
 class CudaGraph : public Graph {
  public:
   explicit CudaGraph(const std::function<void()>& f) {
-    graph_.capture_begin({0, 0}, cudaStreamCaptureModeGlobal);
+    // Other threads (the one that reads ahead) go on allocating pinned memory meanwhile.
+    graph_.capture_begin({0, 0}, cudaStreamCaptureModeThreadLocal);
     try {
       f();
     } catch (...) {
@@ -74,7 +75,7 @@ std::vector<std::string> cuda_devices() {
 }
 
 int64_t peak_memory(at::Device device) {
-  if (!device.is_cuda()) return 0;
+  if (!device.is_cuda()) return process_peak_memory();
   return c10::cuda::CUDACachingAllocator::getDeviceStats(device.index()).allocated_bytes[0].peak;
 }
 

@@ -94,6 +94,7 @@ class Run {
         model_(seeded_model()),
         stepper_(*model_, config, device_) {
     auto source = task_->train(batch_config(config.train));
+    place_.data = source->position();
     if (resume) {
       check_same_run(folder_.root(), config_text);
       folder_.write_text("config.ini", config_text);
@@ -126,7 +127,7 @@ class Run {
       if (step % t.save_every == 0 || last || best) save(best);
     }
     if (place_.step == 0) save(false);  // no steps: the initial state
-    Outcome outcome{place_.step, place_.step < t.steps, {}};
+    Outcome outcome{place_.step, place_.step < t.steps, {}, peak_memory(device_)};
     if (outcome.stopped) {
       if (place_.step > 0) save(false);
     } else {
@@ -143,12 +144,13 @@ class Run {
   }
 
   void write_description() {
-    folder_.write_text("config.ini", config_text_);
     folder_.write_text("environment.json", environment_json());
     const std::string tokenizer = task_->tokenizer_path();
-    if (tokenizer.empty()) return;
-    std::ifstream file(tokenizer, std::ios::binary);
-    folder_.write_text("tokenizer.model", {std::istreambuf_iterator<char>(file), {}});
+    if (!tokenizer.empty()) {
+      std::ifstream file(tokenizer, std::ios::binary);
+      folder_.write_text("tokenizer.model", {std::istreambuf_iterator<char>(file), {}});
+    }
+    folder_.write_text("config.ini", config_text_);  // last: with it the folder holds a run
   }
 
   void one_step() {

@@ -35,6 +35,7 @@ struct Outcome {
   int64_t steps = 0;                   // done in all
   bool stopped = false;                // by the stop flag; the state is saved
   std::vector<tasks::Figure> figures;  // of the test split, when finished
+  int64_t peak_memory = 0;             // bytes held at once by training, on its device
 };
 
 // Trains as configured, into config.train.run. config_text is the same configuration as a file.

@@ -77,7 +77,7 @@ def test_wrong_values(tmp_path: Path) -> None:
     assert (refusal("train", SORT, "--train.steps", "many")
             == 'train.steps: "many" is not a whole number')
     assert (refusal("train", SORT, "--train.steps", "-3")
-            == "train.steps: -3 is out of range; expected at least 1")
+            == "train.steps: -3 is out of range; expected at least 0")
     assert (refusal("train", SORT, "--optimizer.name", "sgd")
             == 'optimizer.name: "sgd" is not one of adamw, adam, adafactor')
 

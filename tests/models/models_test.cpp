@@ -1,0 +1,233 @@
+// Sizes and their parameter counts, the loss, and greedy decoding.
+#include <cmath>
+
+#include "models/support.h"
+
+namespace sinkhorn::models {
+namespace {
+
+using namespace sinkhorn::testing;
+
+// Parameters of one layer with a linear sort network, from its equations.
+int64_t layer_parameters(const ModelConfig& c, int64_t blocks, bool cross) {
+  const int64_t norm = 2 * c.width, attention = 4 * c.width * c.width;
+  const int64_t sort_net = (c.width + 1) * c.heads * blocks;
+  const int64_t ff = 2 * c.width * c.ff_width + c.ff_width + c.width;
+  return norm + attention + sort_net + norm + ff + (cross ? norm + attention : 0);
+}
+
+int64_t language_model_parameters(const ModelConfig& c) {
+  const int64_t blocks = (c.max_length + c.decoder.block - 1) / c.decoder.block;
+  return (c.tied ? 1 : 2) * c.vocab * c.width + c.layers * layer_parameters(c, blocks, false) +
+         2 * c.width;
+}
+
+ModelConfig sized(const char* name, int64_t vocab) {
+  ModelConfig c = model_size(name);
+  c.vocab = vocab;
+  c.classes = 2;
+  return c;
+}
+
+TEST(ModelSize, NumbersOfThePaper) {
+  struct Expected {
+    const char* name;
+    int64_t layers, width, ff_width, heads;
+    bool tied;
+    double smoothing;
+  };
+  for (const Expected& e :
+       {Expected{"tiny", 2, 128, 512, 4, true, 0.0}, Expected{"base", 6, 512, 2048, 8, true, 0.1},
+        Expected{"lm_base", 6, 512, 2048, 8, false, 0.0},
+        Expected{"lm_big", 6, 2048, 8192, 8, false, 0.0}}) {
+    const ModelConfig c = model_size(e.name);
+    EXPECT_EQ(c.layers, e.layers) << e.name;
+    EXPECT_EQ(c.width, e.width) << e.name;
+    EXPECT_EQ(c.ff_width, e.ff_width) << e.name;
+    EXPECT_EQ(c.heads, e.heads) << e.name;
+    EXPECT_EQ(c.tied, e.tied) << e.name;
+    EXPECT_EQ(c.label_smoothing, e.smoothing) << e.name;
+    EXPECT_EQ(c.dropout, 0.1) << e.name;
+    EXPECT_EQ(c.attention_dropout, 0.1) << e.name;
+    EXPECT_EQ(c.relu_dropout, 0.1) << e.name;
+  }
+  EXPECT_EQ(model_size("lm_base").max_length, 256);
+  EXPECT_EQ(refusal([] { model_size("huge"); }),
+            "model: size is 'huge'; it must be one of tiny, base, lm_base, lm_big");
+}
+
+TEST(ModelSize, LmBaseHasAbout50MillionParameters) {
+  const ModelConfig c = sized("lm_base", 32000);
+  const int64_t count = LanguageModel(c).parameter_count();
+  EXPECT_EQ(count, language_model_parameters(c));
+  EXPECT_NEAR(static_cast<double>(count), 50e6, 2.5e6);
+}
+
+// By the formula that the test above holds the real model to: the model itself fills 1.7 GB.
+TEST(ModelSize, LmBigHasAbout430MillionParameters) {
+  const double count = static_cast<double>(language_model_parameters(sized("lm_big", 32000)));
+  EXPECT_NEAR(count, 430e6, 5e6);
+}
+
+TEST(ModelSize, BaseAndTinyByTheFormula) {
+  const ModelConfig base = sized("base", 515);
+  EXPECT_EQ(Seq2Seq(base).parameter_count(), base.vocab * base.width +
+                                                 base.layers * (layer_parameters(base, 16, false) +
+                                                                layer_parameters(base, 16, true)) +
+                                                 2 * 2 * base.width);
+  const ModelConfig tiny = sized("tiny", 8000);
+  EXPECT_EQ(Classifier(tiny).parameter_count(),
+            tiny.vocab * tiny.width + tiny.layers * layer_parameters(tiny, 16, false) +
+                2 * tiny.width + 2 * tiny.width + 2);
+  EXPECT_EQ(LanguageModel(tiny).parameter_count(), language_model_parameters(tiny));
+}
+
+TEST(CheckModel, RefusesWhatMakesNoModel) {
+  const auto reason = [](const auto& change) {
+    ModelConfig c = small_config({}, {});
+    change(c);
+    return refusal([&] { check_model(c); });
+  };
+  EXPECT_EQ(reason([](auto&) {}), "");
+  EXPECT_EQ(reason([](auto& c) { c.layers = 0; }), "model: layers is 0; it must be at least 1");
+  EXPECT_EQ(reason([](auto& c) { c.vocab = 0; }), "model: vocab is 0; it must be at least 1");
+  EXPECT_EQ(reason([](auto& c) { c.heads = 3; }), "model: width 16 is not a multiple of heads 3");
+  EXPECT_EQ(reason([](auto& c) { c.dropout = 1.0; }), "model: dropout must lie in [0, 1)");
+  EXPECT_EQ(reason([](auto& c) { c.label_smoothing = -0.1; }),
+            "model: label_smoothing must lie in [0, 1)");
+  ModelConfig one_class = small_config({}, {});
+  one_class.classes = 1;
+  EXPECT_EQ(refusal([&] { Classifier{one_class}; }),
+            "model: a classifier needs at least 2 classes, got 1");
+}
+
+// -(1 - s) log p[target] - s mean over labels of log p, averaged over the targets that are real.
+double loss_by_hand(const at::Tensor& logits, const at::Tensor& targets, double smoothing,
+                    int64_t ignored) {
+  double sum = 0;
+  int64_t real = 0;
+  const at::Tensor rows = logits.flatten(0, -2), wanted = targets.flatten();
+  for (int64_t i = 0; i < rows.size(0); ++i) {
+    const int64_t target = wanted[i].item<int64_t>();
+    if (target == ignored) continue;
+    ++real;
+    const at::Tensor terms = rows[i].exp();
+    const at::Tensor log_p = (terms / terms.sum()).log();
+    sum -= (1 - smoothing) * log_p[target].item<double>() + smoothing * log_p.mean().item<double>();
+  }
+  return sum / static_cast<double>(real);
+}
+
+TEST(Loss, IgnoresPadsAndSmoothsInTrainingOnly) {
+  ModelConfig c = small_config({}, {});
+  c.decoder.gumbel = c.encoder.gumbel = false;
+  c.label_smoothing = 0.1;
+  const auto model = make_model<LanguageModel>(c, at::kDouble);
+  const at::NoGradGuard no_grad;
+  const at::Tensor mask = ragged_mask({9, 4}, 9);
+  const at::Tensor targets = at::where(mask, random_ids(2, 9, 3), 0);
+  const Input input{random_ids(2, 9, 1), mask, targets, {}};
+  const at::Tensor logits = model->logits(input, {});
+  EXPECT_NEAR(model->loss(input, {}).item<double>(), loss_by_hand(logits, targets, 0.0, 0), 1e-12);
+  model->train();
+  EXPECT_NEAR(model->loss(input, {}).item<double>(), loss_by_hand(logits, targets, 0.1, 0), 1e-12);
+}
+
+TEST(Loss, OfClassesCountsClassZero) {
+  ModelConfig c = small_config({}, {});
+  c.encoder.gumbel = false;
+  c.label_smoothing = 0.2;
+  const auto model = make_model<Classifier>(c, at::kDouble);
+  const at::NoGradGuard no_grad;
+  const Input input{
+      random_ids(4, 9, 1), ragged_mask({9, 4, 1, 6}, 9), at::tensor({0, 2, 1, 0}, at::kLong), {}};
+  const at::Tensor logits = model->logits(input, {});
+  EXPECT_NEAR(model->loss(input, {}).item<double>(), loss_by_hand(logits, input.targets, 0.0, -1),
+              1e-12);
+  model->train();
+  EXPECT_NEAR(model->loss(input, {}).item<double>(), loss_by_hand(logits, input.targets, 0.2, -1),
+              1e-12);
+}
+
+TEST(Loss, IsFloat32UnderBf16) {
+  const auto model = make_model<LanguageModel>(small_config({}, {}));
+  const at::Tensor ids = random_ids(2, 9, 1);
+  nn::Context half;
+  half.compute = at::kBFloat16;
+  const Input input{ids, {}, ids, {}};
+  const at::Tensor loss = model->loss(input, half);
+  EXPECT_EQ(loss.scalar_type(), at::kFloat);
+  EXPECT_EQ(model->logits(input, half).scalar_type(), at::kBFloat16);
+  EXPECT_NEAR(loss.item<double>(), model->loss(input, {}).item<double>(), 0.05);
+}
+
+TEST(Model, EvaluationRepeatsToTheBit) {
+  ModelConfig c = small_config({}, {});
+  c.dropout = c.attention_dropout = c.relu_dropout = 0.5;
+  const auto model = make_model<Seq2Seq>(c);
+  const Input input{random_ids(2, 9, 1), {}, random_ids(2, 9, 2), {}};
+  expect_same_bits(model->logits(input, {}), model->logits(input, {}), "logits");
+  model->train();
+  EXPECT_FALSE(at::equal(model->logits(input, {}), model->logits(input, {})));
+}
+
+TEST(Model, ListsItsAttentionEncoderFirst) {
+  const auto model = make_model<Seq2Seq>(small_config({.kind = "local"}, {.kind = "window"}));
+  std::string kinds;
+  for (const auto& attention : model->attentions()) kinds += attention->config().kind + " ";
+  EXPECT_EQ(kinds, "local local window window ");
+}
+
+// One row after another, by the definition: what is most likely next, until the end token.
+std::vector<int64_t> greedy_by_hand(Seq2Seq& model, const at::Tensor& ids, int64_t limit) {
+  const nn::Memory memory = model.encode(ids, {}, {});
+  std::vector<int64_t> said{1};
+  while (static_cast<int64_t>(said.size()) <= limit && said.back() != 2) {
+    const at::Tensor so_far = at::tensor(said, at::kLong).unsqueeze(0);
+    const at::Tensor scores = model.decode(so_far, {}, memory, {})[0][-1];
+    said.push_back(scores.argmax().item<int64_t>());
+  }
+  return {said.begin() + 1, said.end()};
+}
+
+TEST(GreedyDecode, IsArgmaxAfterArgmax) {
+  const at::NoGradGuard no_grad;
+  constexpr int64_t kLimit = 20;
+  const std::vector<int64_t> lengths = {1, 3, 6, 9, 12, 12, 12, 12};
+  const at::Tensor mask = ragged_mask(lengths, 12);
+  const at::Tensor ids = at::where(mask, random_ids(8, 12, 1), 0);
+  int64_t ended = 0, went_on = 0;
+  for (const uint64_t seed : {1, 2, 3, 4}) {
+    const auto model = make_model<Seq2Seq>(small_config({}, {}), at::kDouble);
+    fill_parameters(*model, 100 * seed);
+    const at::Tensor found = greedy_decode(*model, ids, mask, kLimit, {});
+    ASSERT_LE(found.size(1), kLimit);
+    for (int64_t r = 0; r < 8; ++r) {
+      const int64_t length = lengths[static_cast<size_t>(r)];
+      std::vector<int64_t> expected =
+          greedy_by_hand(*model, ids.slice(0, r, r + 1).slice(1, 0, length), kLimit);
+      (expected.back() == 2 ? ended : went_on) += 1;
+      expected.resize(static_cast<size_t>(found.size(1)), 0);  // nothing after the end
+      expect_same_bits(found[r], at::tensor(expected, at::kLong), "row " + std::to_string(r));
+    }
+  }
+  EXPECT_GT(ended, 0);
+  EXPECT_GT(went_on, 0);
+}
+
+TEST(GreedyDecode, StopsWhenEveryRowHasEnded) {
+  const at::NoGradGuard no_grad;
+  ModelConfig c = small_config({}, {});
+  const auto model = make_model<Seq2Seq>(c, at::kDouble);
+  // The final norm's bias points at the end token.
+  parameter(*model, "decoder.norm.weight").zero_();
+  parameter(*model, "decoder.norm.bias").copy_(parameter(*model, "embedding.weight")[2]);
+  parameter(*model, "embedding.weight")[2].mul_(10);
+  const at::Tensor found = greedy_decode(*model, random_ids(3, 5, 1), {}, 60, {});
+  EXPECT_LT(found.size(1), 60);
+  EXPECT_EQ((found.select(1, 0) == 2).sum().item<int64_t>(), 3);
+  EXPECT_EQ(found.slice(1, 1).count_nonzero().item<int64_t>(), 0);
+}
+
+}  // namespace
+}  // namespace sinkhorn::models

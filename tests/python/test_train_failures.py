@@ -1,0 +1,57 @@
+"""What goes wrong in training ends it with one line and leaves the last good state."""
+
+from __future__ import annotations
+
+import re
+import resource
+import signal
+from pathlib import Path
+
+import pytest
+from train_program import (CHANCE, assert_same_run, check_checkpoint, checkpoints, failed,
+                           log_text, sort_task, start, train, wait_for_steps)
+
+
+@pytest.mark.parametrize("log_every", [1, 50])
+def test_a_loss_that_explodes_stops_the_run(tmp_path: Path, log_every: int) -> None:
+    settings = sort_task(**{"optimizer.rate": 1e18, "optimizer.clip": 0, "optimizer.warmup": 0,
+                            "train.save_every": 1, "train.keep": 9, "train.steps": 100,
+                            "train.log_every": log_every})
+    message = failed(tmp_path / "run", settings)
+    found = re.match(r"step (\d+): (the gradient of (\S+)|the loss) is not finite; ", message)
+    assert found, message
+    saved = checkpoints(tmp_path / "run")
+    names = set()
+    for path in saved:
+        names |= check_checkpoint(path).keys()
+        assert int(path.stem.removeprefix("step-")) < int(found[1])
+    if found[3] and saved:
+        assert f"model/{found[3]}" in names
+    if log_every == 1:
+        assert not re.search("nan|inf", log_text(tmp_path / "run"), re.IGNORECASE)
+
+
+def test_a_full_disk_is_reported_and_costs_nothing(tmp_path: Path) -> None:
+    """A disk that fills up while training: from some moment on files end at 32 KiB."""
+    settings = sort_task(**CHANCE, **{"train.save_every": 4, "train.log_every": 2,
+                                      "train.steps": 120})
+    train(tmp_path / "whole", settings)
+    process = start(tmp_path / "run", settings,
+                    preexec_fn=lambda: signal.signal(signal.SIGXFSZ, signal.SIG_IGN))
+    assert wait_for_steps(process, 5)
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (32 << 10, 32 << 10))
+    _, message = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert re.fullmatch(r"sinkhorn: .*/checkpoints/.*File too large.*\n", message), message
+    saved = checkpoints(tmp_path / "run")
+    assert saved
+    for path in saved:
+        check_checkpoint(path)
+    train(tmp_path / "run", settings, "--resume")  # there is room again
+    assert_same_run(tmp_path / "run", tmp_path / "whole")
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    message = failed(tmp_path / "file", sort_task(**{"train.steps": 1}))
+    assert message.startswith(str(tmp_path / "file"))

@@ -1,0 +1,168 @@
+"""A run that was stopped, however it was, ends as if nothing had happened."""
+
+from __future__ import annotations
+
+import random
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from train_program import (CHANCE, Settings, assert_same_run, check_checkpoint, checkpoints,
+                           classify_task, failed, log_lines, log_text, sort_task, start, tensors,
+                           text_task, train, wait_for_steps)
+
+STEPS: Settings = {"train.steps": 30, "train.log_every": 4, "train.save_every": 7,
+                   "train.eval_every": 10, "train.eval_batches": 2}
+TASKS = {
+    "sort": lambda folder: sort_task(**{"optimizer.name": "adamw"}),
+    "text": lambda folder: text_task(folder, **{"optimizer.name": "adam",
+                                                  "train.precision": "bf16"}),
+    "classify": lambda folder: classify_task(
+        folder, **{"optimizer.name": "adafactor", "optimizer.rate": 0.1,
+                   "train.batch_tokens": 256}),
+}
+
+
+def stop(folder: Path, settings: Settings, reports: int, how: signal.Signals) -> int:
+    """Trains until the log has some lines, then signals; the exit code."""
+    process = start(folder, settings)
+    assert wait_for_steps(process, reports)
+    process.send_signal(how)
+    process.communicate(timeout=60)
+    return process.returncode
+
+
+@pytest.mark.parametrize("threads", [1, 0])
+def test_two_runs_are_one(tmp_path: Path, threads: int) -> None:
+    settings = sort_task(**CHANCE, **STEPS) | {"train.threads": threads}
+    for name in ("a", "b"):
+        train(tmp_path / name, settings)
+    assert_same_run(tmp_path / "a", tmp_path / "b")
+    # The files too, but for the run's own name in the configuration they carry.
+    a, b = (checkpoints(tmp_path / name)[-1].read_bytes() for name in ("a", "b"))
+    assert a.replace(str(tmp_path / "a").encode(), str(tmp_path / "b").encode()) == b
+
+
+def test_another_seed_is_another_run(tmp_path: Path) -> None:
+    settings = sort_task(**STEPS)
+    train(tmp_path / "a", settings)
+    train(tmp_path / "b", settings | {"train.seed": 2})
+    assert log_text(tmp_path / "a") != log_text(tmp_path / "b")
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_resume_to_the_bit(tmp_path: Path, task: str, how: signal.Signals) -> None:
+    settings = TASKS[task](tmp_path / "data") | CHANCE | STEPS
+    train(tmp_path / "whole", settings)
+    code = stop(tmp_path / "parts", settings | {"train.steps": 10**6}, 3, how)
+    assert code == (-how if how == signal.SIGKILL else 128 + how)
+    train(tmp_path / "parts", settings, "--resume")
+    assert_same_run(tmp_path / "parts", tmp_path / "whole")
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adam", "adafactor"])
+def test_resume_of_every_optimizer(tmp_path: Path, optimizer: str) -> None:
+    settings = sort_task(**CHANCE, **STEPS) | {"optimizer.name": optimizer,
+                                               "optimizer.rate": 0.01}
+    train(tmp_path / "whole", settings)
+    train(tmp_path / "parts", settings | {"train.steps": 16})
+    train(tmp_path / "parts", settings, "--resume")
+    whole, parts = tensors(checkpoints(tmp_path / "whole")[-1]), tensors(
+        checkpoints(tmp_path / "parts")[-1])
+    assert whole.keys() == parts.keys()
+    assert all(whole[name].equal(parts[name]) for name in whole)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_resume_from_the_initial_state(tmp_path: Path, task: str) -> None:
+    settings = TASKS[task](tmp_path / "data") | CHANCE | STEPS
+    train(tmp_path / "whole", settings)
+    train(tmp_path / "parts", settings | {"train.steps": 0})
+    check_checkpoint(tmp_path / "parts" / "checkpoints" / "step-00000000.safetensors")
+    train(tmp_path / "parts", settings, "--resume")
+    assert_same_run(tmp_path / "parts", tmp_path / "whole")
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_and_exits(tmp_path: Path, how: signal.Signals) -> None:
+    settings = sort_task(**{"train.steps": 100000, "train.save_every": 100000,
+                            "train.log_every": 1})
+    assert stop(tmp_path / "run", settings, 5, how) == 128 + how
+    (saved,) = checkpoints(tmp_path / "run")
+    step = int(saved.stem.removeprefix("step-"))
+    assert step >= 5
+    check_checkpoint(saved)
+    assert log_lines(tmp_path / "run")[-1]["step"] == step
+    said = train(tmp_path / "run", settings | {"train.steps": step + 1}, "--resume")
+    assert f"step {step} of {step + 1}, resumed" in said
+
+
+def test_twenty_kills(tmp_path: Path) -> None:
+    chance = random.Random(20)
+    settings = sort_task(**CHANCE, **{"train.log_every": 1, "train.save_every": 2,
+                                      "train.eval_every": 5, "train.eval_batches": 1})
+    folder = tmp_path / "killed"
+    newest = 0
+    for _ in range(20):
+        resumes = (folder / "config.ini").exists()  # killed before that, there is no run yet
+        process = start(folder, settings | {"train.steps": 10**6}, *["--resume"] * resumes)
+        if chance.random() < 0.3:
+            time.sleep(chance.uniform(0, 0.7))  # while it starts
+        else:
+            assert wait_for_steps(process, chance.randint(1, 12))
+            time.sleep(chance.uniform(0, 0.05))
+        process.kill()
+        said, _ = process.communicate()
+        assert process.returncode == -signal.SIGKILL
+        for path in checkpoints(folder):
+            check_checkpoint(path)
+        if checkpoints(folder):
+            step = int(checkpoints(folder)[-1].stem.removeprefix("step-"))
+            assert step >= newest, "a checkpoint was lost"
+            newest = step
+        for reported in re.findall(r"^step (\d+)/", said, re.MULTILINE):
+            assert newest >= int(reported) - 2, "more than the steps since the last save were lost"
+    assert newest > 20
+    settings |= {"train.steps": newest + 10}
+    train(folder, settings, "--resume")
+    train(tmp_path / "whole", settings)
+    assert_same_run(folder, tmp_path / "whole")
+    assert not list(folder.rglob("*.tmp*")), "something half written was left"
+
+
+def test_a_finished_run_resumes_to_itself(tmp_path: Path) -> None:
+    settings = sort_task(**STEPS)
+    train(tmp_path / "run", settings)
+    before = log_text(tmp_path / "run")
+    train(tmp_path / "run", settings, "--resume")
+    assert log_text(tmp_path / "run") == before
+
+
+def test_a_run_is_not_trained_over(tmp_path: Path) -> None:
+    settings = sort_task(**STEPS)
+    train(tmp_path / "run", settings)
+    before = log_text(tmp_path / "run")
+    assert failed(tmp_path / "run", settings, code=2) == (
+        f"{tmp_path / 'run'}: holds a run already; resume it (--resume) or name another folder")
+    assert log_text(tmp_path / "run") == before
+    assert "holds no run to resume" in failed(tmp_path / "none", settings, "--resume", code=2)
+
+
+@pytest.mark.parametrize(("key", "value", "now"), [
+    ("model.width", 64, "width = 64"), ("model.dropout", 0.5, "dropout = 0.5"),
+    ("optimizer.rate", 0.5, "rate = 0.5"), ("task.sort_symbols", 8, "sort_symbols = 8"),
+    ("decoder.kind", "local", 'kind = "local"'),
+])
+def test_resume_of_another_model_is_refused(tmp_path: Path, key: str, value: object,
+                                            now: str) -> None:
+    settings = sort_task(**STEPS) | {"train.steps": 2}
+    train(tmp_path / "run", settings)
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    message = failed(tmp_path / "run", settings | {key: value}, "--resume", code=2)
+    assert "cannot resume with another configuration" in message
+    assert now in message
+    assert before == {path: path.read_bytes() for path in (tmp_path / "run").rglob("*")
+                      if path.is_file()}

@@ -1,0 +1,136 @@
+"""What a run leaves: figures that `eval` finds again, sorting matrices, and files for others."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from cli_program import output, refusal
+from safetensors.torch import load_file
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from train_program import (check_checkpoint, checkpoints, classify_task, figures, log_lines,
+                           sort_task, text_task, train)
+
+STEPS = {"train.steps": 30, "train.log_every": 5, "train.eval_every": 10, "train.save_every": 10}
+TASKS = ["sort", "text", "classify"]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    tasks = {"sort": sort_task(**{"train.greedy": "on"}), "text": text_task(folder / "text_data"),
+             "classify": classify_task(folder / "classify_data")}
+    for name, settings in tasks.items():
+        said = train(folder / name, settings | STEPS)
+        (folder / f"{name}.txt").write_text(said)
+    return folder
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_eval_finds_the_figures_of_training(runs: Path, task: str) -> None:
+    found = json.loads(output("eval", runs / task, "--json"))
+    assert found["step"] == 30 and found["split"] == "test"
+    assert found["checkpoint"] == str(checkpoints(runs / task)[-1])
+    assert found["figures"] == figures(runs / task, "test")
+    assert found["rows"] > 0 and found["tokens"] > 0
+    (line,) = [line for line in (runs / f"{task}.txt").read_text().splitlines()
+               if line.startswith("step 30  test:")]
+    plain = output("eval", runs / task)
+    for name, value in found["figures"].items():
+        assert f"  {name} {value:.4f}" in line
+        assert re.search(rf"^{name} +{value:.4f}$", plain, re.MULTILINE)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_eval_of_the_best_on_the_validation_split(runs: Path, task: str) -> None:
+    found = json.loads(output("eval", runs / task, "--json", "--split", "valid",
+                              "--checkpoint", "best", "--train.greedy", "off"))
+    (line,) = [line for line in log_lines(runs / task)
+               if "valid" in line and line["step"] == found["step"]]
+    assert found["figures"] == line["valid"]
+
+
+def test_greedy_figures_are_named(runs: Path) -> None:
+    names = figures(runs / "sort", "test")
+    assert {"exact_match", "edit_distance_forced", "edit_distance_greedy"} <= names.keys()
+    assert "edit_distance_greedy" not in figures(runs / "sort", "valid")
+
+
+def test_eval_of_a_checkpoint_that_is_not_there(runs: Path) -> None:
+    missing = runs / "sort" / "checkpoints" / "step-00000099.safetensors"
+    assert str(missing) in refusal("eval", runs / "sort", "--checkpoint", missing, code=1)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_inspect_shows_what_is_sorted(runs: Path, task: str, tmp_path: Path) -> None:
+    found = json.loads(output("inspect", runs / task, "--json", "--out", tmp_path / "pictures"))
+    weights = {name.removeprefix("model/"): list(t.shape)
+               for name, t in check_checkpoint(checkpoints(runs / task)[-1]).items()
+               if name.startswith("model/")}
+    assert {name: json.loads(shape) for name, shape in found["parameters"].items()} == weights
+    assert found["parameter_count"] == sum(torch.Size(shape).numel() for shape in weights.values())
+    stacks = {"sort": ["encoder", "decoder"], "text": ["decoder"], "classify": ["encoder"]}[task]
+    assert [(s["stack"], s["head"]) for s in found["sorts"]] == [
+        (stack, head) for stack in stacks for head in range(2)]
+    for sort in found["sorts"]:
+        r = torch.tensor(sort["r"], dtype=torch.float64).view(sort["blocks"], sort["blocks"])
+        sums = r.sum(1)
+        assert ((sums - 1).abs().lt(1e-5) | sums.eq(0)).all()
+        if sort["stack"] == "decoder":
+            assert r.triu().eq(0).all()  # strict: sources lie before
+        for share in ("own", "previous", "largest"):
+            assert -1e-6 <= sort[share] <= 1 + 1e-6
+    assert len(found["pictures"]) == len(stacks)
+    for picture in found["pictures"]:
+        assert Path(picture).parent == tmp_path / "pictures"
+        assert Path(picture).read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+
+
+def test_inspect_of_an_input_of_ones_own(runs: Path, tmp_path: Path) -> None:
+    found = json.loads(output("inspect", runs / "text", "--json", "--text", "three four five",
+                              "--out", tmp_path))
+    assert found["input"] == "three four five"
+    assert found["sorts"][0]["blocks"] == 4
+    assert "layer 0 head 1: 4 blocks" in output("inspect", runs / "text", "--text",
+                                                "three four five", "--out", tmp_path)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_tensorboard_reads_what_the_log_says(runs: Path, task: str) -> None:
+    events = EventAccumulator(str(runs / task))
+    events.Reload()
+    for name in ("loss", "gradient_norm", "rate"):
+        logged = [(line["step"], line[name]) for line in log_lines(runs / task) if name in line]
+        read = [(event.step, event.value) for event in events.Scalars(f"train/{name}")]
+        assert [step for step, _ in read] == [step for step, _ in logged] == list(range(5, 31, 5))
+        assert [value for _, value in read] == pytest.approx([v for _, v in logged], rel=1e-6)
+    for split in ("valid", "test"):
+        for name, value in figures(runs / task, split).items():
+            assert events.Scalars(f"{split}/{name}")[-1].value == pytest.approx(value, rel=1e-6)
+    assert events.Scalars("speed/tokens_per_second")
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_files_of_a_run(runs: Path, task: str) -> None:
+    folder = runs / task
+    assert [path.name for path in checkpoints(folder)] == [
+        "step-00000020.safetensors", "step-00000030.safetensors"]
+    assert load_file(folder / "checkpoints" / "best.safetensors").keys() == check_checkpoint(
+        checkpoints(folder)[-1]).keys()
+    assert json.loads((folder / "checkpoints" / "newest.json").read_text())["step"] == 30
+    assert json.loads((folder / "environment.json").read_text())
+    # The configuration is whole: it makes the same run again.
+    config = folder / "config.ini"
+    assert output("train", config, "--dry-run") == config.read_text()
+
+
+def test_a_run_that_was_moved(runs: Path, tmp_path: Path) -> None:
+    (runs / "sort").rename(tmp_path / "moved")
+    try:
+        found = json.loads(output("eval", tmp_path / "moved", "--json"))
+        assert found["figures"] == figures(tmp_path / "moved", "test")
+    finally:
+        (tmp_path / "moved").rename(runs / "sort")
