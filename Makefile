@@ -12,11 +12,12 @@ configure = $(CMAKE) --preset $(1) --log-level=WARNING -DCMAKE_MAKE_PROGRAM=$(NI
   -DSINKHORN_PYTHON=$(PYTHON) -DSINKHORN_WERROR=$(WERROR) $(2)
 run_tests = $(CMAKE) -E chdir build/$(1) $(dir $(CMAKE))ctest --output-on-failure
 
-.PHONY: help setup build test cpu-build sanitize bench format install clean
+.PHONY: help setup demo build test cpu-build sanitize bench format install clean
 
 help:
+	@echo "make demo      set up, build, and train small models that learn to sort, on the CPU"
 	@echo "make test      set up, build, and run every test this machine can run"
-	@echo "make build     set up and build build/release/libsinkhorn.so"
+	@echo "make build     set up and build build/release/sinkhorn and libsinkhorn.so"
 	@echo "make bench     measure the operators beside their peers, on this machine"
 	@echo "make sanitize  the kernels' tests under Address-, UB- and ThreadSanitizer"
 	@echo "make cpu-build build without using a CUDA toolkit, into build/cpu"
@@ -28,13 +29,19 @@ help:
 setup:
 	@tools/setup
 
+demo: setup
+	@$(MAKE) --no-print-directory .demo
+
 build: setup
 	@$(MAKE) --no-print-directory .build
 
 test: setup
 	@$(MAKE) --no-print-directory .test
 
-cpu-build: setup
+cpu-demo: setup
+	@$(MAKE) --no-print-directory .demo
+
+build: setup
 	@$(MAKE) --no-print-directory .cpu-build
 
 sanitize: setup
@@ -52,17 +59,22 @@ format: setup
 clean:
 	rm -rf build install
 
-.PHONY: .build .test .cpu-build .sanitize .bench .install .format
+.PHONY: .demo .build .test .cpu-build .sanitize .bench .install .format
 .build:
 	@$(call configure,release,-DSINKHORN_CUDA=$(CUDA))
 	@$(CMAKE) --build build/release -j $(JOBS)
+
+.demo:
+	@$(call configure,release,-DSINKHORN_CUDA=$(CUDA))
+	@$(CMAKE) --build build/release -j $(JOBS) --target sinkhorn_program
+	@$(PYTHON) tools/demo
 
 .test: .build
 	@$(call run_tests,release)
 
 .cpu-build:
 	@$(call configure,cpu)
-	@$(CMAKE) --build build/cpu -j $(JOBS) --target sinkhorn
+	@$(CMAKE) --build build/cpu -j $(JOBS) --target sinkhorn_program
 
 .sanitize:
 	@$(call configure,asan)
