@@ -38,10 +38,7 @@ build: setup
 test: setup
 	@$(MAKE) --no-print-directory .test
 
-cpu-demo: setup
-	@$(MAKE) --no-print-directory .demo
-
-build: setup
+cpu-build: setup
 	@$(MAKE) --no-print-directory .cpu-build
 
 sanitize: setup
