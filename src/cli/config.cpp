@@ -118,6 +118,7 @@ models::ModelConfig model_defaults(const Choices& choices, const std::string& ta
 // schedule never meets the rate of another.
 train::OptimizerConfig optimizer_defaults(const std::string& size, const Settings& settings) {
   train::OptimizerConfig named;
+  if (!size.empty()) named.clip = 0;  // the paper's sizes are trained without
   if (size == "tiny" || size == "base") {
     named.name = "adam";
     named.schedule = "noam";

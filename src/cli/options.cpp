@@ -94,7 +94,9 @@ Command add_eval(CLI::App& program) {
             if (options->split != "valid" && options->split != "test") {
               throw UsageError("--split: \"" + options->split + "\" is not one of valid, test");
             }
-            options->config = read_run_config(options->run, *overrides);
+            Overrides all = *overrides;
+            all.insert(all.begin(), {"train.eval_batches", "0"});  // whatever training looked at
+            options->config = read_run_config(options->run, all);
             return run_eval(*options);
           }};
 }

@@ -48,6 +48,9 @@ std::string count(double value) {
 class Progress : public train::Observer {
  public:
   void started(const Start& s) override {
+    // Before this there is nothing to save, and a signal ends the program as usual.
+    std::signal(SIGINT, on_signal);
+    std::signal(SIGTERM, on_signal);
     std::printf("%s: %s parameters on %s, step %lld of %lld%s\n", s.run.c_str(),
                 count(static_cast<double>(s.parameters)).c_str(), s.device.c_str(),
                 static_cast<long long>(s.first_step), static_cast<long long>(s.steps),
@@ -87,8 +90,6 @@ class Progress : public train::Observer {
 }  // namespace
 
 int run_train(const train::RunConfig& config, bool resume) {
-  std::signal(SIGINT, on_signal);
-  std::signal(SIGTERM, on_signal);
   train::Outcome outcome;
   {
     Progress progress;

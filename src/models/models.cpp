@@ -67,7 +67,8 @@ int64_t Model::parameter_count() const {
 }
 
 LanguageModel::LanguageModel(const ModelConfig& c) : Model(c) {
-  embedding_ = register_module("embedding", std::make_shared<nn::Embedding>(c.vocab, c.width));
+  embedding_ =
+      register_module("embedding", std::make_shared<nn::Embedding>(c.vocab, c.width, c.max_length));
   decoder_ = register_module(
       "decoder", std::make_shared<nn::Stack>(layer_config(c, true, false), c.layers, c.checkpoint));
   if (!c.tied) {
@@ -86,7 +87,9 @@ std::vector<std::shared_ptr<nn::SinkhornAttention>> LanguageModel::attentions() 
 }
 
 Seq2Seq::Seq2Seq(const ModelConfig& c) : Model(c) {
-  embedding_ = register_module("embedding", std::make_shared<nn::Embedding>(c.vocab, c.width));
+  if (!c.tied) throw UsageError("model: tied is false, but a Seq2Seq shares embedding and output");
+  embedding_ =
+      register_module("embedding", std::make_shared<nn::Embedding>(c.vocab, c.width, c.max_length));
   encoder_ = register_module("encoder", std::make_shared<nn::Stack>(layer_config(c, false, false),
                                                                     c.layers, c.checkpoint));
   decoder_ = register_module(
@@ -121,7 +124,8 @@ Classifier::Classifier(const ModelConfig& c) : Model(c) {
     throw UsageError("model: a classifier needs at least 2 classes, got " +
                      std::to_string(c.classes));
   }
-  embedding_ = register_module("embedding", std::make_shared<nn::Embedding>(c.vocab, c.width));
+  embedding_ =
+      register_module("embedding", std::make_shared<nn::Embedding>(c.vocab, c.width, c.max_length));
   encoder_ = register_module("encoder", std::make_shared<nn::Stack>(layer_config(c, false, false),
                                                                     c.layers, c.checkpoint));
   output_ = register_module("output", std::make_shared<nn::Linear>(c.width, c.classes, true));

@@ -52,24 +52,26 @@ at::Tensor FeedForward::forward(const at::Tensor& x) {
   return out_->forward(at::dropout(at::relu(in_->forward(x)), dropout_, is_training()));
 }
 
-Embedding::Embedding(int64_t vocab, int64_t width) {
+Embedding::Embedding(int64_t vocab, int64_t width, int64_t longest) : longest_(longest) {
   weight = at::empty({vocab, width}).normal_(0.0, 1.0 / std::sqrt(static_cast<double>(width)));
   weight = register_parameter("weight", weight);
 }
 
 at::Tensor Embedding::positions(int64_t length, const at::TensorOptions& options) {
   const int64_t width = weight.size(1), half = width / 2;
-  if (!table_.defined() || table_.size(0) < length || table_.device() != weight.device() ||
-      table_.scalar_type() != weight.scalar_type()) {
+  if (tables_.empty() || tables_.back().size(0) < length ||
+      tables_.back().device() != weight.device() ||
+      tables_.back().scalar_type() != weight.scalar_type()) {
+    const int64_t rows = std::max(length, longest_);
     const auto wide = options.dtype(at::kDouble);
     const double step = std::log(10000.0) / static_cast<double>(std::max<int64_t>(half - 1, 1));
     const at::Tensor angles =
-        at::arange(length, wide).unsqueeze(1) * (at::arange(half, wide) * -step).exp().unsqueeze(0);
+        at::arange(rows, wide).unsqueeze(1) * (at::arange(half, wide) * -step).exp().unsqueeze(0);
     at::Tensor table = at::cat({angles.sin(), angles.cos()}, 1);
-    if (width % 2 == 1) table = at::cat({table, at::zeros({length, 1}, wide)}, 1);
-    table_ = table.to(weight.scalar_type());
+    if (width % 2 == 1) table = at::cat({table, at::zeros({rows, 1}, wide)}, 1);
+    tables_.push_back(table.to(weight.scalar_type()));
   }
-  return table_.slice(0, 0, length);
+  return tables_.back().slice(0, 0, length);
 }
 
 at::Tensor Embedding::forward(const at::Tensor& ids) {

@@ -30,7 +30,7 @@ TORCH_LIBRARY(sinkhorn, m) {
       draws);
   m.def(
       "attention_fwd(Tensor query, Tensor key, Tensor value, Tensor? sort, int block, str causal, "
-      "str combine, int window, Tensor? mask, float? scale, float dropout_p) "
+      "str combine, int window, Tensor? mask, float? scale, float dropout_p, bool keep=True) "
       "-> (Tensor out, Tensor stats, Tensor sorted_key, Tensor sorted_value, Tensor weight, "
       "Tensor sorted_out, Tensor rng)",
       draws);

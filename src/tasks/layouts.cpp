@@ -1,5 +1,6 @@
 // Where each publisher puts which file: one table serves the readers and `sinkhorn data check`.
 #include <algorithm>
+#include <cctype>
 #include <numeric>
 #include <optional>
 
@@ -163,7 +164,7 @@ Corpus find_published(const std::string& task, const Path& data) {
   if (found.empty()) {
     fail(data, 0,
          "no data for task " + task + " here; expected " + join(expected) + "; try `sinkhorn " +
-             "data check " + task + "`");
+             "data check " + task + " DIR`");
   }
   if (found.size() > 1) {
     std::vector<std::string> roots;
@@ -175,8 +176,10 @@ Corpus find_published(const std::string& task, const Path& data) {
 }
 
 std::optional<Split> named_split(const std::string& name) {
-  if (name.starts_with("valid") || name.starts_with("dev")) return Split::kValid;
-  if (name.starts_with("test")) return Split::kTest;
+  const auto letter = [](unsigned char c) { return std::isalpha(c) != 0; };
+  const std::string word(name.begin(), std::find_if_not(name.begin(), name.end(), letter));
+  if (word == "valid" || word == "validation" || word == "dev") return Split::kValid;
+  if (word == "test") return Split::kTest;
   return std::nullopt;
 }
 

@@ -105,10 +105,19 @@ tasks::Counts evaluate(models::Model& model, tasks::Task& task, const nn::Contex
   const bool was_training = model.is_training();
   model.eval();
   Counter counter(model, context, config);
-  const auto source = task.eval(config.split, config.batches);
   tasks::Batch batch;
-  for (int64_t n = 0; (config.limit == 0 || n < config.limit) && source->next(batch); ++n) {
+  int64_t batches = 0;
+  if (config.limit > 0) {
+    const auto counted = task.eval(config.split, config.batches);
+    while (counted->next(batch)) ++batches;
+  }
+  // Spread evenly: a split may be ordered, from short to long for one.
+  const auto source = task.eval(config.split, config.batches);
+  const bool all = config.limit == 0 || batches <= config.limit;
+  for (int64_t n = 0, taken = 0; source->next(batch); ++n) {
+    if (!all && n != (2 * taken + 1) * batches / (2 * config.limit)) continue;
     counter.add(batch);
+    if (++taken == config.limit && !all) break;
   }
   model.train(was_training);
   return counter.finish();

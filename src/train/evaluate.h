@@ -13,7 +13,7 @@ namespace sinkhorn::train {
 struct EvalConfig {
   std::string split = "valid";
   tasks::BatchConfig batches;
-  int64_t limit = 0;    // batches; 0: all
+  int64_t limit = 0;    // batches, spread evenly over the split; 0: all
   bool greedy = false;  // Seq2Seq: decode greedily too, by plain recomputation
 };
 

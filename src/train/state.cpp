@@ -54,10 +54,13 @@ std::string metadata_value(const models::SafeTensors& file, const std::filesyste
   return found->second;
 }
 
-int64_t step_of(const models::SafeTensors& file, const std::filesystem::path& path) {
-  const auto step = nlohmann::json::parse(metadata_value(file, path, "step"), nullptr, false);
-  if (!step.is_number_integer()) throw Error(path.string() + ": its metadata has no valid step");
-  return step.get<int64_t>();
+int64_t number_of(const models::SafeTensors& file, const std::filesystem::path& path,
+                  const std::string& key) {
+  const auto value = nlohmann::json::parse(metadata_value(file, path, key), nullptr, false);
+  if (!value.is_number_integer()) {
+    throw Error(path.string() + ": '" + key + "' in its metadata is no whole number");
+  }
+  return value.get<int64_t>();
 }
 
 }  // namespace
@@ -78,12 +81,14 @@ models::NamedTensors state_tensors(Stepper& stepper, at::Device device) {
   return all;
 }
 
-models::Metadata state_metadata(const Place& place, const std::string& config_text) {
+models::Metadata state_metadata(const Place& place, const std::string& config_text,
+                                const models::ModelConfig& model) {
   nlohmann::json best = place.has_best ? nlohmann::json(place.best) : nlohmann::json();
   return {{"format", "sinkhorn checkpoint 1"},
           {"step", std::to_string(place.step)},
           {"data", place.data},
           {"best", best.dump()},
+          {"max_length", std::to_string(model.max_length)},
           {"config", config_text}};
 }
 
@@ -100,15 +105,22 @@ Place restore(const std::filesystem::path& path, Stepper& stepper, at::Device de
     copy_checked(file, path, kReport + name, tensor);
   }
   set_random_state(at::kCPU, find(file, path, "random/cpu"));
-  if (device.is_cuda()) set_random_state(device, find(file, path, "random/cuda"));
+  // A run that began on the CPU goes on from the seed there.
+  if (device.is_cuda() && file.tensors.count("random/cuda") > 0) {
+    set_random_state(device, find(file, path, "random/cuda"));
+  }
   Place place;
   place.data = metadata_value(file, path, "data");
   const auto best = nlohmann::json::parse(metadata_value(file, path, "best"), nullptr, false);
-  place.step = step_of(file, path);
+  place.step = number_of(file, path, "step");
   place.has_best = best.is_number();
   if (place.has_best) place.best = best.get<double>();
   stepper.set_steps_done(place.step);
   return place;
+}
+
+int64_t checkpoint_max_length(const std::filesystem::path& path) {
+  return number_of(models::load_safetensors(path), path, "max_length");
 }
 
 int64_t load_parameters(const std::filesystem::path& path, models::Model& model) {
@@ -117,7 +129,7 @@ int64_t load_parameters(const std::filesystem::path& path, models::Model& model)
   for (const auto& item : model.named_parameters()) {
     copy_checked(file, path, kModel + item.key(), item.value());
   }
-  return step_of(file, path);
+  return number_of(file, path, "step");
 }
 
 }  // namespace sinkhorn::train

@@ -18,11 +18,15 @@ struct Place {
 };
 
 models::NamedTensors state_tensors(Stepper& stepper, at::Device device);
-models::Metadata state_metadata(const Place& place, const std::string& config_text);
+models::Metadata state_metadata(const Place& place, const std::string& config_text,
+                                const models::ModelConfig& model);
 
 // Copies a checkpoint's tensors into the live ones; throws Error, naming the file and the tensor,
 // where they do not fit.
 Place restore(const std::filesystem::path& path, Stepper& stepper, at::Device device);
+
+// The longest sequence a checkpoint's model was made for: sort networks have a column a block.
+int64_t checkpoint_max_length(const std::filesystem::path& path);
 
 // Parameters alone, for evaluation.
 // Returns the step.

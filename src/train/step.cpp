@@ -50,9 +50,16 @@ Stepper::Stepper(models::Model& model, const RunConfig& config, at::Device devic
 void Stepper::backward(const std::vector<models::Input>& inputs) {
   at::_foreach_zero_(gradients_);
   loss_.zero_();
-  const double share = 1.0 / static_cast<double>(inputs.size());
+  // Every target counts the same, in whichever of the batches it stands.
+  std::vector<at::Tensor> counts;
   for (const models::Input& input : inputs) {
-    const at::Tensor loss = model_.loss(input, context_) * share;
+    const bool labels = input.targets.dim() == 1;
+    counts.push_back((labels ? input.targets >= 0 : input.targets != 0).sum().to(at::kFloat));
+  }
+  const at::Tensor all = at::stack(counts).sum();
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    at::Tensor loss = model_.loss(inputs[i], context_);
+    if (inputs.size() > 1) loss = loss * (counts[i] / all);
     torch::autograd::backward({loss}, {});
     loss_.add_(loss.detach());
   }

@@ -19,9 +19,9 @@ class CpuStream : public StepStream {
 
 class CudaGraph : public Graph {
  public:
-  explicit CudaGraph(const std::function<void()>& f) {
+  CudaGraph(const std::function<void()>& f, at::cuda::MempoolId_t pool) {
     // Other threads (the one that reads ahead) go on allocating pinned memory meanwhile.
-    graph_.capture_begin({0, 0}, cudaStreamCaptureModeThreadLocal);
+    graph_.capture_begin(pool, cudaStreamCaptureModeThreadLocal);
     try {
       f();
     } catch (...) {
@@ -46,12 +46,14 @@ class CudaStream : public StepStream {
   bool can_capture() const override { return true; }
   std::unique_ptr<Graph> capture(const std::function<void()>& f) override {
     synchronize();
-    return std::make_unique<CudaGraph>(f);
+    return std::make_unique<CudaGraph>(f, pool_);
   }
   void synchronize() override { guard_.current_stream().synchronize(); }
 
  private:
   c10::cuda::CUDAStreamGuard guard_;
+  // One for all graphs: they run one after another, and what outlives a step lies outside.
+  at::cuda::MempoolId_t pool_ = at::cuda::graph_pool_handle();
 };
 
 }  // namespace

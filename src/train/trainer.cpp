@@ -54,14 +54,18 @@ tasks::TaskConfig task_config(const RunConfig& config, bool resume) {
   return task;
 }
 
-// All but [train], which a resumed run may change.
+// What a resumed run may not change: all but where things lie and [train]; of [train], what the
+// order of the data hangs on.
 std::string lasting_part(const std::string& config_text) {
   std::istringstream lines(config_text);
-  std::string line, kept;
-  bool keeps = true;
+  std::string line, section, kept;
   while (std::getline(lines, line)) {
-    if (!line.empty() && line[0] == '[') keeps = line != "[train]";
-    if (keeps) kept += line + "\n";
+    if (!line.empty() && line[0] == '[') section = line;
+    const std::string key = line.substr(0, line.find_first_of(" ="));
+    const bool keeps = section == "[train]"
+                           ? key == "seed" || key == "batch" || key == "batch_tokens"
+                           : section != "[task]" || (key != "data" && key != "cache");
+    if (keeps) kept += section + " " + line + "\n";
   }
   return kept;
 }
@@ -76,8 +80,10 @@ void check_same_run(const std::filesystem::path& root, const std::string& config
     if (!more && !std::getline(new_lines, is)) return;
     if (more) std::getline(new_lines, is);
     if (was != is) {
-      throw UsageError(root.string() + ": cannot resume with another configuration: the run has '" +
-                       was + "', this is '" + is + "'; only [train] may change");
+      throw UsageError(
+          root.string() + ": cannot resume with another configuration: the run has '" + was +
+          "', this is '" + is +
+          "'; of [train] all but seed and batch sizes may change, and where data lies");
     }
   }
 }
@@ -218,7 +224,7 @@ class Run {
     const auto begin = Clock::now();
     folder_.flush();
     folder_.save(place_.step, state_tensors(stepper_, device_),
-                 state_metadata(place_, config_text_), config_.train.keep, best);
+                 state_metadata(place_, config_text_, model_->config()), config_.train.keep, best);
     observer_.saved(place_.step);
     last_report_ += Clock::now() - begin;
   }

@@ -2,6 +2,7 @@
 
 #include <ATen/Parallel.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <sstream>
 
@@ -43,6 +44,7 @@ Opened open_run(RunConfig config, const std::string& checkpoint) {
   if (fs::exists(tokenizer)) config.task.tokenizer = tokenizer.string();
   Opened opened{
       tasks::make_task(config.task), nullptr, pick_device(config.train.device), {}, path, 0};
+  if (config.model.max_length == 0) config.model.max_length = checkpoint_max_length(path);
   opened.model = make_model(config.model, opened.task->info());
   opened.step = load_parameters(path, *opened.model);
   opened.context.compute = compute_type(config.train.precision);
@@ -65,7 +67,10 @@ models::Input input_of(const Opened& run, const RunConfig& config, const std::st
     batch.target_length = length;
     batch.target = ids;
     if (run.task->info().model == tasks::ModelKind::kClassifier) batch.labels = {0};
-    if (run.task->info().model == tasks::ModelKind::kSeq2Seq) batch.target_lengths = batch.lengths;
+    if (run.task->info().model == tasks::ModelKind::kSeq2Seq) {  // sorting: all but the end token
+      std::sort(batch.target.begin(), batch.target.end() - 1);
+      batch.target_lengths = batch.lengths;
+    }
   } else {
     tasks::BatchConfig one;
     one.rows = 1;

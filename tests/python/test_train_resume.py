@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from train_program import (CHANCE, Settings, assert_same_run, check_checkpoint, checkpoints,
-                           classify_task, failed, log_lines, log_text, sort_task, start, tensors,
-                           text_task, train, wait_for_steps)
+                           classify_task, failed, log_lines, log_text, losses, sort_task, start,
+                           tensors, text_task, train, wait_for_steps)
 
 STEPS: Settings = {"train.steps": 30, "train.log_every": 4, "train.save_every": 7,
                    "train.eval_every": 10, "train.eval_batches": 2}
@@ -154,7 +154,8 @@ def test_a_run_is_not_trained_over(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("key", "value", "now"), [
     ("model.width", 64, "width = 64"), ("model.dropout", 0.5, "dropout = 0.5"),
     ("optimizer.rate", 0.5, "rate = 0.5"), ("task.sort_symbols", 8, "sort_symbols = 8"),
-    ("decoder.kind", "local", 'kind = "local"'),
+    ("decoder.kind", "local", 'kind = "local"'), ("train.seed", 7, "seed = 7"),
+    ("train.batch", 3, "batch = 3"),
 ])
 def test_resume_of_another_model_is_refused(tmp_path: Path, key: str, value: object,
                                             now: str) -> None:
@@ -166,3 +167,13 @@ def test_resume_of_another_model_is_refused(tmp_path: Path, key: str, value: obj
     assert now in message
     assert before == {path: path.read_bytes() for path in (tmp_path / "run").rglob("*")
                       if path.is_file()}
+
+
+def test_resume_where_the_data_was_moved(tmp_path: Path) -> None:
+    steps = STEPS | {"train.log_every": 5}
+    settings = text_task(tmp_path / "here") | steps
+    train(tmp_path / "whole", settings | {"train.steps": 20})
+    train(tmp_path / "run", settings | {"train.steps": 10})
+    moved = text_task(tmp_path / "there") | steps | {"train.steps": 20}
+    train(tmp_path / "run", moved, "--resume")
+    assert losses(tmp_path / "run") == losses(tmp_path / "whole")

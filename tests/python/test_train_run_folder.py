@@ -134,3 +134,13 @@ def test_a_run_that_was_moved(runs: Path, tmp_path: Path) -> None:
         assert found["figures"] == figures(tmp_path / "moved", "test")
     finally:
         (tmp_path / "moved").rename(runs / "sort")
+
+
+def test_eval_of_shorter_inputs_and_of_a_part_of_the_split(runs: Path) -> None:
+    whole = json.loads(output("eval", runs / "sort", "--json"))
+    short = json.loads(output("eval", runs / "sort", "--json", "--task.sort_test_max", "7"))
+    assert short["rows"] == whole["rows"] and short["tokens"] < whole["tokens"]
+    part = json.loads(output("eval", runs / "sort", "--json", "--train.eval_batches", "2"))
+    assert part["rows"] == 16
+    # Two of four batches that go from short to long: neither the shortest nor the longest half.
+    assert 0.35 < part["tokens"] / whole["tokens"] < 0.65

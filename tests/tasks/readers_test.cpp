@@ -52,6 +52,14 @@ TEST_F(TaskTest, TextKeepsNeighboursTogetherAndLosesNothing) {
   EXPECT_HAS(task->info().data_note, "last two twentieths");
 }
 
+TEST_F(TaskTest, TextFilesThatOnlyBeginLikeASplit) {
+  std::string text;
+  for (int i = 0; i < 100; ++i) text += "in the beginning\n";
+  write("testament.txt", text);
+  write("developers.txt", text);
+  EXPECT_HAS(make_task(config("text"))->info().data_note, "last two twentieths");
+}
+
 TEST_F(TaskTest, TextFolderWithItsOwnSplits) {
   write("a.txt", "training one\n");
   write("sub/b.txt", "training two\n");

@@ -52,14 +52,17 @@ class FeedForward : public torch::nn::Module {
 // 2 pi to 10,000 * 2 pi. Weights are normal with deviation 1 / sqrt(d).
 class Embedding : public torch::nn::Module {
  public:
-  Embedding(int64_t vocab, int64_t width);
+  // longest: sequences expected; longer ones work too.
+  Embedding(int64_t vocab, int64_t width, int64_t longest = 0);
   at::Tensor forward(const at::Tensor& ids);  // [B, L] -> [B, L, E]
 
   at::Tensor weight;  // [V, E]
 
  private:
   at::Tensor positions(int64_t length, const at::TensorOptions& options);
-  at::Tensor table_;  // positions made so far
+  int64_t longest_;
+  // The positions' tables, the last in use. Earlier ones stay: a captured graph may read them.
+  std::vector<at::Tensor> tables_;
 };
 
 // Runs f(inputs) without keeping its intermediates; backward runs it again from the same random

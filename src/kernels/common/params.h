@@ -68,9 +68,10 @@ struct SortParams {
   const uint8_t* real;  // [B, L] or null
   View key, value;      // [B, H, L, D]
   View sort;            // [B, H, N, N]
-  void* sorted_key;     // [B, H, rows, b, D]
+  void* sorted_key;     // [B, H, rows, b, D]; null in a forward that keeps nothing for backward
   void* sorted_value;   // [B, H, rows, b, D]
-  void* weight;         // [B, H, rows, b + 1]: weight, -1 where invisible; then r of the row
+  int64_t sorted_first = 0;  // the head whose sorted copies come first
+  void* weight;              // [B, H, rows, b + 1]: weight, -1 where invisible; then r of the row
   // Backward.
   void* grad_key;    // [B, H, L, D], added to
   void* grad_value;  // [B, H, L, D], added to

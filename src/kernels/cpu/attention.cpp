@@ -138,13 +138,42 @@ void forward_tile(const AttentionHead<T>& h, int64_t i, int64_t offset, T* scrat
                      [&](int64_t term, const auto& f) { runs.visit(term, f); });
 }
 
+// Sorted copies of one group of heads, for a forward that keeps none: they never leave the cache.
 template <class T>
-void run_fwd(const AttentionParams& p, const Executor& executor) {
-  const SortParams& s = p.sort;
+class GroupCopies {
+ public:
+  GroupCopies(const SortParams& s, const Executor& executor) {
+    if (s.sort.data == nullptr || s.sorted_key != nullptr) return;
+    numbers_ = heads_to_a_group<T>(s, executor) * s.rows * s.block * s.width;
+    memory_ = static_cast<T*>(allocate_scratch(2 * sizeof(T) * static_cast<size_t>(numbers_)));
+  }
+  ~GroupCopies() { free_scratch(memory_); }
+  GroupCopies(const GroupCopies&) = delete;
+  GroupCopies& operator=(const GroupCopies&) = delete;
+
+  // The parameters of a group, with these copies where the caller gave none.
+  AttentionParams serve(AttentionParams p, HeadRange heads) const {
+    if (memory_ == nullptr) return p;
+    p.sort.sorted_key = memory_;
+    p.sort.sorted_value = memory_ + numbers_;
+    p.sort.sorted_first = heads.begin;
+    return p;
+  }
+
+ private:
+  int64_t numbers_ = 0;
+  T* memory_ = nullptr;
+};
+
+template <class T>
+void run_fwd(const AttentionParams& call, const Executor& executor) {
+  const SortParams& s = call.sort;
   const BlockFlags flags(s.batch, s.length, s.block, s.real);
+  const GroupCopies<T> copies(s, executor);
   const int64_t tiles = (s.block + kQueryTile - 1) / kQueryTile, per_head = s.blocks * tiles;
   for_each_head_group<T>(s, executor, [&](HeadRange heads) {
-    if (s.sort.data != nullptr) sort_fwd<T>(s, flags, heads, executor);
+    const AttentionParams p = copies.serve(call, heads);
+    if (s.sort.data != nullptr) sort_fwd<T>(p.sort, flags, heads, executor);
     for_each_task<T>(executor, heads.count() * per_head, TileBuffers<T>::count(s.width),
                      [&](int64_t task, T* scratch) {
                        const AttentionHead<T> h(p, heads.begin + task / per_head);

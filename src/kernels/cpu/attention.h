@@ -54,7 +54,8 @@ struct AttentionHead {
     run.weight = w;
     run.key = rows_view(static_cast<const T*>(p.sort.sorted_key), p.sort.width);
     run.value = rows_view(static_cast<const T*>(p.sort.sorted_value), p.sort.width);
-    run.key_offset = (index() * p.sort.rows + i) * p.sort.block * p.sort.width;
+    const int64_t row_of_copies = (index() - p.sort.sorted_first) * p.sort.rows + i;
+    run.key_offset = row_of_copies * p.sort.block * p.sort.width;
     run.value_offset = run.key_offset;
     run.triangular = p.sort.causal == Causal::kInclusive;
     if (sorted != nullptr) {

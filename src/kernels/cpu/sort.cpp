@@ -119,7 +119,7 @@ void sort_slice(const Head<T>& h, const View& from, T* to, int64_t first, int64_
   const SortParams& p = h.p;
   const int64_t cols = count * p.width;
   T* row_buffer = scratch + product_scratch<T>(cols);
-  T* out = to + h.index() * p.rows * p.block * p.width + first * p.width;
+  T* out = to + (h.index() - p.sorted_first) * p.rows * p.block * p.width + first * p.width;
   blocked_product<T>(
       {p.rows, cols, p.blocks, out, p.block * p.width, false},
       [&](int64_t, int64_t last) { return Range{0, h.sources(last)}; },

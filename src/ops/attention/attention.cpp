@@ -2,6 +2,7 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <torch/csrc/autograd/functions/utils.h>
 
 #include "ops/autograd.h"
 
@@ -30,7 +31,7 @@ void check_attention(const Tensor& query, const Tensor& key, const Tensor& value
 
 AttentionResult allocate_attention(const Tensor& query, const Tensor& key, const Tensor&,
                                    const OptionalTensor& sort, int64_t block,
-                                   std::string_view combine) {
+                                   std::string_view combine, bool keep) {
   const auto batch = query.sym_size(0), heads = query.sym_size(1), length = query.sym_size(2);
   const auto width = query.sym_size(3), blocks = block_count(key.sym_size(2), block);
   const auto used = used_block(key.sym_size(2), block);
@@ -40,15 +41,14 @@ AttentionResult allocate_attention(const Tensor& query, const Tensor& key, const
   const Tensor out = at::empty_symint(query.sym_sizes(), query.options());
   const Tensor stats = at::empty_symint({batch, heads, separate ? 2 : 1, 2, length}, options);
   const Tensor rng = at::empty({2}, query.options().dtype(at::kLong));
-  Tensor sorted_key, sorted_value, weight;
+  Tensor sorted_key = at::empty({0}, options), sorted_value = at::empty({0}, options);
+  Tensor weight = at::empty({0}, options);
   if (sort.has_value()) {
-    sorted_key = at::empty_symint({batch, heads, blocks, used, width}, options);
-    sorted_value = at::empty_symint({batch, heads, blocks, used, width}, options);
     weight = at::empty_symint({batch, heads, blocks, used + 1}, options);
-  } else {
-    sorted_key = at::empty({0}, options);
-    sorted_value = at::empty({0}, options);
-    weight = at::empty({0}, options);
+    if (keep) {
+      sorted_key = at::empty_symint({batch, heads, blocks, used, width}, options);
+      sorted_value = at::empty_symint({batch, heads, blocks, used, width}, options);
+    }
   }
   const Tensor sorted_out =
       separate ? at::empty_symint(query.sym_sizes(), options) : at::empty({0}, options);
@@ -60,7 +60,7 @@ namespace {
 using FwdSignature = AttentionResult(const Tensor&, const Tensor&, const Tensor&,
                                      const OptionalTensor&, int64_t, std::string_view,
                                      std::string_view, int64_t, const OptionalTensor&,
-                                     std::optional<double>, double);
+                                     std::optional<double>, double, bool);
 using Gradients = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 using BwdSignature = Gradients(const Tensor&, const Tensor&, const Tensor&, const Tensor&,
                                const OptionalTensor&, const Tensor&, const Tensor&, const Tensor&,
@@ -71,17 +71,18 @@ using BwdSignature = Gradients(const Tensor&, const Tensor&, const Tensor&, cons
 AttentionResult call_fwd(const Tensor& query, const Tensor& key, const Tensor& value,
                          const OptionalTensor& sort, int64_t block, std::string_view causal,
                          std::string_view combine, int64_t window, const OptionalTensor& mask,
-                         std::optional<double> scale, double dropout_p) {
+                         std::optional<double> scale, double dropout_p, bool keep) {
   static const auto op = find_op<FwdSignature>("attention_fwd");
-  return op.call(query, key, value, sort, block, causal, combine, window, mask, scale, dropout_p);
+  return op.call(query, key, value, sort, block, causal, combine, window, mask, scale, dropout_p,
+                 keep);
 }
 
 Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value,
                  const OptionalTensor& sort, int64_t block, std::string_view causal,
                  std::string_view combine, int64_t window, const OptionalTensor& mask,
                  std::optional<double> scale, double dropout_p) {
-  return std::get<0>(
-      call_fwd(query, key, value, sort, block, causal, combine, window, mask, scale, dropout_p));
+  return std::get<0>(call_fwd(query, key, value, sort, block, causal, combine, window, mask, scale,
+                              dropout_p, /*keep=*/false));
 }
 
 class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
@@ -92,7 +93,8 @@ class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
                         const OptionalTensor& mask, std::optional<double> scale, double dropout_p) {
     at::AutoDispatchBelowAutograd below;
     auto [out, stats, sorted_key, sorted_value, weight, sorted_out, rng] =
-        call_fwd(query, key, value, sort, block, causal, combine, window, mask, scale, dropout_p);
+        call_fwd(query, key, value, sort, block, causal, combine, window, mask, scale, dropout_p,
+                 /*keep=*/true);
     context->save_for_backward({query, key, value, or_undefined(sort), out, stats, sorted_key,
                                 sorted_value, weight, sorted_out, rng, or_undefined(mask)});
     auto& data = context->saved_data;
@@ -126,6 +128,11 @@ Tensor attention_autograd(const Tensor& query, const Tensor& key, const Tensor& 
                           const OptionalTensor& sort, int64_t block, std::string_view causal,
                           std::string_view combine, int64_t window, const OptionalTensor& mask,
                           std::optional<double> scale, double dropout_p) {
+  if (!torch::autograd::compute_requires_grad(query, key, value, or_undefined(sort))) {
+    at::AutoDispatchBelowAutograd below;
+    return attention(query, key, value, sort, block, causal, combine, window, mask, scale,
+                     dropout_p);
+  }
   return AttentionFunction::apply(query, key, value, sort, block, std::string(causal),
                                   std::string(combine), window, mask, scale, dropout_p);
 }
@@ -134,9 +141,9 @@ AttentionResult attention_fwd_meta(const Tensor& query, const Tensor& key, const
                                    const OptionalTensor& sort, int64_t block,
                                    std::string_view causal, std::string_view combine,
                                    int64_t window, const OptionalTensor& mask,
-                                   std::optional<double> scale, double dropout_p) {
+                                   std::optional<double> scale, double dropout_p, bool keep) {
   check_attention(query, key, value, sort, block, causal, combine, window, mask, scale, dropout_p);
-  return allocate_attention(query, key, value, sort, block, combine);
+  return allocate_attention(query, key, value, sort, block, combine, keep);
 }
 
 Gradients attention_bwd_meta(const Tensor&, const Tensor& query, const Tensor& key,

@@ -19,9 +19,9 @@ AttentionResult attention_fwd_cpu(const Tensor& query, const Tensor& key, const 
                                   const OptionalTensor& sort, int64_t block,
                                   std::string_view causal, std::string_view combine, int64_t window,
                                   const OptionalTensor& mask, std::optional<double> scale,
-                                  double dropout_p) {
+                                  double dropout_p, bool keep) {
   check_attention(query, key, value, sort, block, causal, combine, window, mask, scale, dropout_p);
-  AttentionResult result = allocate_attention(query, key, value, sort, block, combine);
+  AttentionResult result = allocate_attention(query, key, value, sort, block, combine, keep);
   auto& [out, stats, sorted_key, sorted_value, weight, sorted_out, rng] = result;
   for (const Tensor& x : {out, sorted_key, sorted_value}) prefer_large_pages(x);
   rng = draw_rng(dropout_p);
