@@ -1,11 +1,11 @@
 // Block attention: each query block against the block sorted into its place, the window's blocks
 // and itself. The equations are in attention_tile.h and sort.cpp.
 //
-// Heads go in groups that fit the cache. Forward: the sort, then tasks (head, block, query tile).
-// Backward: tasks (head, block) write dQ,
-// the gradients of the sorted copies, and add to dK, dV of the window's blocks. Blocks whose
-// windows touch the same keys run in different rounds, so nothing is added to by two tasks at once
-// and the order of every sum is fixed. Then the gradient passes through the sort.
+// Heads go in groups (sort.h). Forward: the sort, then tasks (head, block, query tile).
+// Backward: tasks (head, block) write dQ, the gradients of the sorted copies, and add to dK, dV of
+// the window's blocks. Blocks whose windows touch the same keys run in different rounds, so nothing
+// is added to by two tasks at once and the order of every sum is fixed. Then the gradient passes
+// through the sort.
 #include "kernels/cpu/attention.h"
 
 #include "kernels/cpu/table.h"
@@ -138,41 +138,26 @@ void forward_tile(const AttentionHead<T>& h, int64_t i, int64_t offset, T* scrat
                      [&](int64_t term, const auto& f) { runs.visit(term, f); });
 }
 
-// Sorted copies of one group of heads, for a forward that keeps none: they never leave the cache.
+// A forward that keeps no sorted copies for backward has them in memory of the group's: they never
+// leave the cache.
 template <class T>
-class GroupCopies {
- public:
-  GroupCopies(const SortParams& s, const Executor& executor) {
-    if (s.sort.data == nullptr || s.sorted_key != nullptr) return;
-    numbers_ = heads_to_a_group<T>(s, executor) * s.rows * s.block * s.width;
-    memory_ = static_cast<T*>(allocate_scratch(2 * sizeof(T) * static_cast<size_t>(numbers_)));
-  }
-  ~GroupCopies() { free_scratch(memory_); }
-  GroupCopies(const GroupCopies&) = delete;
-  GroupCopies& operator=(const GroupCopies&) = delete;
-
-  // The parameters of a group, with these copies where the caller gave none.
-  AttentionParams serve(AttentionParams p, HeadRange heads) const {
-    if (memory_ == nullptr) return p;
-    p.sort.sorted_key = memory_;
-    p.sort.sorted_value = memory_ + numbers_;
-    p.sort.sorted_first = heads.begin;
-    return p;
-  }
-
- private:
-  int64_t numbers_ = 0;
-  T* memory_ = nullptr;
-};
+AttentionParams with_copies(AttentionParams p, HeadRange heads, T* memory) {
+  if (p.sort.sort.data == nullptr || p.sort.sorted_key != nullptr) return p;
+  p.sort.sorted_key = memory;
+  p.sort.sorted_value = memory + heads.count() * p.sort.rows * p.sort.block * p.sort.width;
+  p.sort.sorted_first = heads.begin;
+  return p;
+}
 
 template <class T>
-void run_fwd(const AttentionParams& call, const Executor& executor) {
+void run_fwd(const AttentionParams& call, const Executor& all) {
   const SortParams& s = call.sort;
   const BlockFlags flags(s.batch, s.length, s.block, s.real);
-  const GroupCopies<T> copies(s, executor);
   const int64_t tiles = (s.block + kQueryTile - 1) / kQueryTile, per_head = s.blocks * tiles;
-  for_each_head_group<T>(s, executor, [&](HeadRange heads) {
-    const AttentionParams p = copies.serve(call, heads);
+  const bool keeps = s.sort.data == nullptr || s.sorted_key != nullptr;
+  const int64_t copies = keeps ? 0 : 2 * s.rows * s.block * s.width;
+  for_each_head_group<T>(s, all, copies, [&](HeadRange heads, const Executor& executor, T* memory) {
+    const AttentionParams p = with_copies(call, heads, memory);
     if (s.sort.data != nullptr) sort_fwd<T>(p.sort, flags, heads, executor);
     for_each_task<T>(executor, heads.count() * per_head, TileBuffers<T>::count(s.width),
                      [&](int64_t task, T* scratch) {
@@ -207,16 +192,18 @@ void backward_blocks(const AttentionParams& p, const BlockFlags& flags,
 }
 
 template <class T>
-void run_bwd(const AttentionParams& p, const Executor& executor) {
+void run_bwd(const AttentionParams& p, const Executor& all) {
   const SortParams& s = p.sort;
   const BlockFlags flags(s.batch, s.length, s.block, s.real);
-  SortedGradients<T> sorted(s, s.sort.data == nullptr ? 0 : heads_to_a_group<T>(s, executor));
-  for_each_head_group<T>(s, executor, [&](HeadRange heads) {
-    sorted.start_at(heads.begin);
-    backward_blocks<T>(p, flags, sorted, heads, executor);
-    if (s.sort.data != nullptr) sort_bwd<T>(s, flags, sorted, heads, executor);
-  });
-  clear_masked_gradients<T>(p, executor);
+  const int64_t numbers = s.sort.data == nullptr ? 0 : SortedGradients<T>::numbers(s);
+  for_each_head_group<T>(s, all, numbers,
+                         [&](HeadRange heads, const Executor& executor, T* memory) {
+                           const SortedGradients<T> sorted(s, heads, memory);
+                           backward_blocks<T>(p, flags, sorted, heads, executor);
+                           if (s.sort.data != nullptr)
+                             sort_bwd<T>(s, flags, sorted, heads, executor);
+                         });
+  clear_masked_gradients<T>(p, all);
 }
 
 }  // namespace

@@ -50,37 +50,45 @@ struct HeadRange {
   int64_t count() const { return end - begin; }
 };
 
-// Groups of heads small enough that what the sort writes is still in the cache when attention reads
-// it, and the other way round in backward.
-template <class T>
-int64_t heads_to_a_group(const SortParams& p, const Executor& executor) {
-  constexpr int64_t kWorkerBytes = 2 << 20;
-  const int64_t bytes = 5 * p.length * p.width * static_cast<int64_t>(sizeof(T));
-  return max_of<int64_t>(1, min_of(p.batch * p.heads, executor.workers * kWorkerBytes / bytes));
-}
+// Heads go group by group: f(heads, executor, memory) sorts and attends to a few at a time, so that
+// what the sort writes is still in the cache when attention reads it, and the other way round in
+// backward. memory holds `numbers` for each head of the group.
+//
+// Where there are heads enough for all workers, each takes whole heads: nothing passes from one
+// core's cache to another's, and nobody waits. Otherwise all workers share a group that fits.
 template <class T, class F>
-void for_each_head_group(const SortParams& p, const Executor& executor, const F& f) {
-  const int64_t heads = p.batch * p.heads, group = heads_to_a_group<T>(p, executor);
-  for (int64_t h = 0; h < heads; h += group) f(HeadRange{h, min_of(heads, h + group)});
+void for_each_head_group(const SortParams& p, const Executor& executor, int64_t numbers,
+                         const F& f) {
+  constexpr int64_t kWorkerBytes = 2 << 20;
+  const int64_t heads = p.batch * p.heads;
+  if (heads % executor.workers == 0 || heads >= 8 * executor.workers) {
+    const Executor alone{1, [](int, void (*body)(void*, int), void* context) { body(context, 0); }};
+    for_each_task<T>(executor, heads, numbers,
+                     [&](int64_t head, T* memory) { f(HeadRange{head, head + 1}, alone, memory); });
+    return;
+  }
+  const int64_t bytes = 5 * p.length * p.width * static_cast<int64_t>(sizeof(T));
+  const int64_t fit = executor.workers * kWorkerBytes / bytes;
+  const int64_t group = max_of<int64_t>(1, min_of(heads, fit));
+  const OwnScratch<T> memory(group * numbers);
+  for (int64_t h = 0; h < heads; h += group) {
+    f(HeadRange{h, min_of(heads, h + group)}, executor, memory.data());
+  }
 }
 
 // What backward sends to the sorted copies of some heads, on its way through the sort.
 template <class T>
 class SortedGradients {
  public:
-  SortedGradients(const SortParams& p, int64_t heads)
+  // memory: numbers(p) for each of the heads.
+  SortedGradients(const SortParams& p, HeadRange heads, T* memory)
       : rows_(p.rows * p.block),
         width_(p.width),
-        memory_(static_cast<T*>(
-            allocate_scratch(sizeof(T) * static_cast<size_t>(heads * rows_ * (2 * width_ + 1))))),
-        value_(memory_ + heads * rows_ * width_),
-        weight_(value_ + heads * rows_ * width_) {}
-  ~SortedGradients() { free_scratch(memory_); }
-  SortedGradients(const SortedGradients&) = delete;
-  SortedGradients& operator=(const SortedGradients&) = delete;
-
-  // The buffers belong to heads first, first + 1, ... from now on.
-  void start_at(int64_t first) { first_ = first; }
+        first_(heads.begin),
+        memory_(memory),
+        value_(memory_ + heads.count() * rows_ * width_),
+        weight_(value_ + heads.count() * rows_ * width_) {}
+  static int64_t numbers(const SortParams& p) { return p.rows * p.block * (2 * p.width + 1); }
 
   T* key(int64_t head) const {
     return memory_ + (head - first_) * rows_ * width_;
@@ -91,7 +99,7 @@ class SortedGradients {
   T* weight(int64_t head) const { return weight_ + (head - first_) * rows_; }  // [rows * b]
 
  private:
-  int64_t rows_, width_, first_ = 0;
+  int64_t rows_, width_, first_;
   T *memory_, *value_, *weight_;
 };
 

@@ -102,7 +102,8 @@ void run_bwd(const AttentionParams& p, const Executor& executor) {
   const int64_t chunks = (p.queries + size - 1) / size;
   const size_t numbers = static_cast<size_t>(heads * chunks * ChunkSums<T>::count(keys, s.width));
   const ChunkSums<T> sums{keys, s.width, static_cast<T*>(allocate_scratch(numbers * sizeof(T)))};
-  const SortedGradients<T> sorted(s, heads);
+  const OwnScratch<T> memory(heads * SortedGradients<T>::numbers(s));
+  const SortedGradients<T> sorted(s, HeadRange{0, heads}, memory.data());
   const BlockFlags flags(s.batch, s.length, s.block, s.real);
   for_each_task<T>(
       executor, heads * chunks, TileBuffers<T>::count(s.width), [&](int64_t task, T* scratch) {

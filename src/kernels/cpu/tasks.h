@@ -25,6 +25,21 @@ class Scratch {
   T* next_;
 };
 
+// Scratch of one's own.
+template <class T>
+class OwnScratch {
+ public:
+  explicit OwnScratch(int64_t count)
+      : data_(static_cast<T*>(allocate_scratch(sizeof(T) * static_cast<size_t>(count)))) {}
+  ~OwnScratch() { free_scratch(data_); }
+  OwnScratch(const OwnScratch&) = delete;
+  OwnScratch& operator=(const OwnScratch&) = delete;
+  T* data() const { return data_; }
+
+ private:
+  T* data_;
+};
+
 // Calls task(index, scratch) for every index; scratch_count elements of T belong to each worker.
 template <class T, class Task>
 void for_each_task(const Executor& executor, int64_t tasks, int64_t scratch_count,
