@@ -10,7 +10,7 @@ JOBS ?= $(shell nproc)
 
 configure = $(CMAKE) --preset $(1) --log-level=WARNING -DCMAKE_MAKE_PROGRAM=$(NINJA) \
   -DSINKHORN_PYTHON=$(PYTHON) -DSINKHORN_WERROR=$(WERROR) $(2)
-run_tests = $(CMAKE) -E chdir build/$(1) $(dir $(CMAKE))ctest --output-on-failure
+run_tests = $(CMAKE) -E chdir build/$(1) $(dir $(CMAKE))ctest --output-on-failure -j $(JOBS)
 
 .PHONY: help setup demo build test cpu-build sanitize bench format install clean
 
