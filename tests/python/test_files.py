@@ -8,12 +8,13 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors import safe_open
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
-
 import support
+import torch
+
+safe_open = pytest.importorskip("safetensors").safe_open
+EVENTS = "tensorboard.backend.event_processing"
+EventAccumulator = pytest.importorskip(f"{EVENTS}.event_accumulator").EventAccumulator
+EventFileLoader = pytest.importorskip(f"{EVENTS}.event_file_loader").EventFileLoader
 
 TYPES = {
     "Bool": torch.bool, "Byte": torch.uint8, "Char": torch.int8, "Short": torch.int16,

@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 from cli_program import output, refusal
-from safetensors.torch import load_file
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from train_program import (check_checkpoint, checkpoints, classify_task, figures, log_lines,
                            sort_task, text_task, train)
+
+load_file = pytest.importorskip("safetensors.torch").load_file
+EventAccumulator = pytest.importorskip(
+    "tensorboard.backend.event_processing.event_accumulator").EventAccumulator
 
 STEPS = {"train.steps": 30, "train.log_every": 5, "train.eval_every": 10, "train.save_every": 10}
 TASKS = ["sort", "text", "classify"]

@@ -10,10 +10,12 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from cli_program import PROGRAM, run
-from safetensors import safe_open
 from torch import Tensor
+
+safe_open = pytest.importorskip("safetensors").safe_open
 
 Settings = dict[str, Any]
 
