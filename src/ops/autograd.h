@@ -21,6 +21,12 @@ c10::TypedOperatorHandle<Signature> find_op(const char* name) {
       .template typed<Signature>();
 }
 
+// The Autograd kernel of <op>_fwd and <op>_bwd: they compute as they are, and a derivative of what
+// they return throws. <op> itself is differentiable; its second derivative is what ends here.
+inline torch::CppFunction no_second_derivative() {
+  return torch::autograd::autogradNotImplementedFallback();
+}
+
 // An optional tensor for save_for_backward, which takes undefined ones, and back.
 inline Tensor or_undefined(const OptionalTensor& x) { return x.has_value() ? *x : Tensor(); }
 inline OptionalTensor or_none(const Tensor& x) {

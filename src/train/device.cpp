@@ -40,6 +40,17 @@ void seed_everything(uint64_t seed, at::Device device) {
   }
 }
 
+std::unique_ptr<StepStream> make_cpu_stream() {
+  class CpuStream : public StepStream {
+   public:
+    bool can_capture() const override { return false; }
+    std::unique_ptr<Graph> capture(const std::function<void()>&) override {
+      throw Error("a step on the CPU cannot be captured");
+    }
+  };
+  return std::make_unique<CpuStream>();
+}
+
 int64_t process_peak_memory() {
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);

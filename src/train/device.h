@@ -34,9 +34,9 @@ class StepStream {
   virtual bool can_capture() const = 0;
   // Records what f launches, without running it; throws where something in it cannot be recorded.
   virtual std::unique_ptr<Graph> capture(const std::function<void()>& f) = 0;
-  virtual void synchronize() = 0;
 };
 std::unique_ptr<StepStream> make_step_stream(at::Device device);
+std::unique_ptr<StepStream> make_cpu_stream();  // where a step is a function call
 
 bool cuda_graphs_built();
 

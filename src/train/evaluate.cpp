@@ -6,12 +6,11 @@
 #include <algorithm>
 
 #include "sinkhorn/error.h"
+#include "tasks/tokenizer.h"
 #include "train/inputs.h"
 
 namespace sinkhorn::train {
 namespace {
-
-constexpr int32_t kEnd = 2;
 
 at::Device device_of(const models::Model& model) { return model.parameters().front().device(); }
 
@@ -24,7 +23,7 @@ std::vector<int32_t> row_ids(const at::Tensor& ids, int64_t r, int64_t length) {
 }
 
 std::vector<int32_t> until_end(std::vector<int32_t> row) {
-  const auto end = std::find(row.begin(), row.end(), kEnd);
+  const auto end = std::find(row.begin(), row.end(), tasks::kEnd);
   if (end != row.end()) row.erase(end + 1, row.end());
   return row;
 }

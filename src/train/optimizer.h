@@ -9,11 +9,12 @@
 #include <utility>
 #include <vector>
 
+#include "sinkhorn/models/safetensors.h"
 #include "train/config.h"
 
 namespace sinkhorn::train {
 
-using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
+using models::NamedTensors;
 
 class Optimizer {
  public:

@@ -50,6 +50,12 @@ Stepper::Stepper(models::Model& model, const RunConfig& config, at::Device devic
 void Stepper::backward(const std::vector<models::Input>& inputs) {
   at::_foreach_zero_(gradients_);
   loss_.zero_();
+  if (inputs.size() == 1) {
+    const at::Tensor loss = model_.loss(inputs[0], context_);
+    torch::autograd::backward({loss}, {});
+    loss_.add_(loss.detach());
+    return;
+  }
   // Every target counts the same, in whichever of the batches it stands.
   std::vector<at::Tensor> counts;
   for (const models::Input& input : inputs) {
@@ -58,8 +64,7 @@ void Stepper::backward(const std::vector<models::Input>& inputs) {
   }
   const at::Tensor all = at::stack(counts).sum();
   for (size_t i = 0; i < inputs.size(); ++i) {
-    at::Tensor loss = model_.loss(inputs[i], context_);
-    if (inputs.size() > 1) loss = loss * (counts[i] / all);
+    const at::Tensor loss = model_.loss(inputs[i], context_) * (counts[i] / all);
     torch::autograd::backward({loss}, {});
     loss_.add_(loss.detach());
   }

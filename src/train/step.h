@@ -37,8 +37,6 @@ class Stepper {
   Optimizer& optimizer() { return *optimizer_; }
   const NamedTensors& parameters() const { return parameters_; }
   nn::Context context() const { return context_; }
-  bool uses_graph() const { return !graphs_.empty(); }
-  void synchronize() { stream_->synchronize(); }
 
  private:
   struct Captured {

@@ -10,13 +10,6 @@
 namespace sinkhorn::train {
 namespace {
 
-class CpuStream : public StepStream {
- public:
-  bool can_capture() const override { return false; }
-  std::unique_ptr<Graph> capture(const std::function<void()>&) override { return nullptr; }
-  void synchronize() override {}
-};
-
 class CudaGraph : public Graph {
  public:
   CudaGraph(const std::function<void()>& f, at::cuda::MempoolId_t pool) {
@@ -45,10 +38,9 @@ class CudaStream : public StepStream {
       : guard_(c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device.index())) {}
   bool can_capture() const override { return true; }
   std::unique_ptr<Graph> capture(const std::function<void()>& f) override {
-    synchronize();
+    guard_.current_stream().synchronize();
     return std::make_unique<CudaGraph>(f, pool_);
   }
-  void synchronize() override { guard_.current_stream().synchronize(); }
 
  private:
   c10::cuda::CUDAStreamGuard guard_;
@@ -60,7 +52,7 @@ class CudaStream : public StepStream {
 
 std::unique_ptr<StepStream> make_step_stream(at::Device device) {
   if (device.is_cuda()) return std::make_unique<CudaStream>(device);
-  return std::make_unique<CpuStream>();
+  return make_cpu_stream();
 }
 
 bool cuda_graphs_built() { return true; }

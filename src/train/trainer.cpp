@@ -225,7 +225,6 @@ class Run {
     folder_.flush();
     folder_.save(place_.step, state_tensors(stepper_, device_),
                  state_metadata(place_, config_text_, model_->config()), config_.train.keep, best);
-    observer_.saved(place_.step);
     last_report_ += Clock::now() - begin;
   }
 

@@ -28,7 +28,6 @@ class Observer {
                          const std::vector<tasks::Figure>& figures) {
     (void)step, (void)split, (void)figures;
   }
-  virtual void saved(int64_t step) { (void)step; }
 };
 
 struct Outcome {

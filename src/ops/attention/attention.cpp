@@ -161,8 +161,8 @@ Gradients attention_bwd_meta(const Tensor&, const Tensor& query, const Tensor& k
 
 TORCH_LIBRARY_IMPL(sinkhorn, Autograd, m) {
   m.impl("attention", attention_autograd);
-  m.impl("attention_fwd", torch::autograd::autogradNotImplementedFallback());
-  m.impl("attention_bwd", torch::autograd::autogradNotImplementedFallback());
+  m.impl("attention_fwd", no_second_derivative());
+  m.impl("attention_bwd", no_second_derivative());
 }
 TORCH_LIBRARY_IMPL(sinkhorn, CompositeExplicitAutograd, m) { m.impl("attention", attention); }
 TORCH_LIBRARY_IMPL(sinkhorn, Meta, m) {

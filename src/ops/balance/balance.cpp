@@ -120,8 +120,8 @@ Tensor balance_bwd_meta(const Tensor&, const Tensor& logits, const Tensor&, int6
 
 TORCH_LIBRARY_IMPL(sinkhorn, Autograd, m) {
   m.impl("balance", balance_autograd);
-  m.impl("balance_fwd", torch::autograd::autogradNotImplementedFallback());
-  m.impl("balance_bwd", torch::autograd::autogradNotImplementedFallback());
+  m.impl("balance_fwd", no_second_derivative());
+  m.impl("balance_bwd", no_second_derivative());
 }
 TORCH_LIBRARY_IMPL(sinkhorn, CompositeExplicitAutograd, m) { m.impl("balance", balance); }
 TORCH_LIBRARY_IMPL(sinkhorn, Meta, m) {

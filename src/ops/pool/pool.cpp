@@ -75,8 +75,8 @@ Tensor pool_bwd_meta(const Tensor& grad, const OptionalTensor&, c10::SymInt leng
 
 TORCH_LIBRARY_IMPL(sinkhorn, Autograd, m) {
   m.impl("pool", pool_autograd);
-  m.impl("pool_fwd", torch::autograd::autogradNotImplementedFallback());
-  m.impl("pool_bwd", torch::autograd::autogradNotImplementedFallback());
+  m.impl("pool_fwd", no_second_derivative());
+  m.impl("pool_bwd", no_second_derivative());
 }
 TORCH_LIBRARY_IMPL(sinkhorn, CompositeExplicitAutograd, m) { m.impl("pool", call_fwd); }
 TORCH_LIBRARY_IMPL(sinkhorn, Meta, m) {

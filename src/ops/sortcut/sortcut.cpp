@@ -116,8 +116,8 @@ Gradients sortcut_bwd_meta(const Tensor&, const Tensor& query, const Tensor& key
 
 TORCH_LIBRARY_IMPL(sinkhorn, Autograd, m) {
   m.impl("sortcut", sortcut_autograd);
-  m.impl("sortcut_fwd", torch::autograd::autogradNotImplementedFallback());
-  m.impl("sortcut_bwd", torch::autograd::autogradNotImplementedFallback());
+  m.impl("sortcut_fwd", no_second_derivative());
+  m.impl("sortcut_bwd", no_second_derivative());
 }
 TORCH_LIBRARY_IMPL(sinkhorn, CompositeExplicitAutograd, m) { m.impl("sortcut", sortcut); }
 TORCH_LIBRARY_IMPL(sinkhorn, Meta, m) {
