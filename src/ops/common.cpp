@@ -2,6 +2,7 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Parallel.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros.h>
 #include <sys/mman.h>
 
@@ -182,6 +183,12 @@ void prefer_large_pages(const Tensor& x) {
                   end = (first + x.nbytes()) / kPage * kPage;
   // Only advice: a system that has none of them keeps its small pages.
   if (begin < end) (void)madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+}
+
+Tensor laid_out_like(const Tensor& x, const Tensor& result) {
+  const Tensor to = at::empty_like(x);
+  if (to.strides() == result.strides() && to.scalar_type() == result.scalar_type()) return result;
+  return to.copy_(result);
 }
 
 Executor executor() {

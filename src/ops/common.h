@@ -74,6 +74,10 @@ class MaskBytes {
 // pages of 4 KiB otherwise, and faulting them in takes a fifth of the time of a long sequence.
 void prefer_large_pages(const Tensor& x);
 
+// `result` in the type and the layout of `x`, which may be those of a view: what follows an
+// operator then copies nothing to undo a transposition.
+Tensor laid_out_like(const Tensor& x, const Tensor& result);
+
 // Torch's own threads.
 Executor executor();
 

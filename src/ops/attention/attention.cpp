@@ -38,16 +38,16 @@ AttentionResult allocate_attention(const Tensor& query, const Tensor& key, const
   const auto options = query.options().dtype(compute_type(query.scalar_type()));
   const bool separate =
       sort.has_value() && parse_combine("attention", combine) == Combine::kOutputs;
-  const Tensor out = at::empty_symint(query.sym_sizes(), query.options());
+  const Tensor out = at::empty_like(query);
   const Tensor stats = at::empty_symint({batch, heads, separate ? 2 : 1, 2, length}, options);
   const Tensor rng = at::empty({2}, query.options().dtype(at::kLong));
-  Tensor sorted_key = at::empty({0}, options), sorted_value = at::empty({0}, options);
+  Tensor sorted_key = at::empty({0}, query.options()), sorted_value = at::empty_like(sorted_key);
   Tensor weight = at::empty({0}, options);
   if (sort.has_value()) {
     weight = at::empty_symint({batch, heads, blocks, used + 1}, options);
     if (keep) {
-      sorted_key = at::empty_symint({batch, heads, blocks, used, width}, options);
-      sorted_value = at::empty_symint({batch, heads, blocks, used, width}, options);
+      sorted_key = at::empty_symint({batch, heads, blocks, used, width}, query.options());
+      sorted_value = at::empty_like(sorted_key);
     }
   }
   const Tensor sorted_out =
@@ -152,9 +152,9 @@ Gradients attention_bwd_meta(const Tensor&, const Tensor& query, const Tensor& k
                              const Tensor&, const Tensor&, int64_t, std::string_view,
                              std::string_view, int64_t, const OptionalTensor&,
                              std::optional<double>, double) {
-  const auto plain = [](const Tensor& x) { return at::empty_symint(x.sym_sizes(), x.options()); };
-  return {plain(query), plain(key), plain(value),
-          sort.has_value() ? plain(*sort) : at::empty({0}, query.options())};
+  return {at::empty_like(query), at::empty_like(key), at::empty_like(value),
+          sort.has_value() ? at::empty_symint(sort->sym_sizes(), sort->options())
+                           : at::empty({0}, query.options())};
 }
 
 }  // namespace

@@ -30,6 +30,7 @@ AttentionResult attention_fwd_cpu(const Tensor& query, const Tensor& key, const 
   call.p.sorted_out = sorted_out.data_ptr();
   set_options(call, causal, combine, window, dropout_p, rng);
   cpu::kernels().attention_fwd(call.p, executor());
+  call.keep_sorted();
   return result;
 }
 
@@ -43,7 +44,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_bwd_cpu(
   call.set_saved(out, stats, sorted_key, sorted_value, weight);
   call.p.sorted_out = sorted_out.data_ptr();
   set_options(call, causal, combine, window, dropout_p, rng);
-  const AttentionGradients gradients(call, grad, query, key, sort);
+  const AttentionGradients gradients(call, grad, query, key, value, sort);
   cpu::kernels().attention_bwd(call.p, executor());
   return gradients.result();
 }

@@ -2,12 +2,21 @@
 #include <torch/library.h>
 
 #include "ops/attention/attention.h"
+#include "ops/attention/cuda_call.h"
 #include "ops/composite/composite.h"
 #include "ops/composite/recompute.h"
 #include "ops/composite/rng.h"
 
 namespace sinkhorn::ops {
 namespace {
+
+void set_options(CudaAttention& kernels, std::string_view causal, std::string_view combine,
+                 int64_t window) {
+  kernels.call.causal = parse_causal("attention", causal);
+  kernels.call.combine =
+      kernels.call.rows > 0 ? parse_combine("attention", combine) : Combine::kConcat;
+  kernels.call.window = static_cast<int>(std::min<int64_t>(window, kernels.call.blocks));
+}
 
 AttentionResult attention_fwd_cuda(const Tensor& query, const Tensor& key, const Tensor& value,
                                    const OptionalTensor& sort, int64_t block,
@@ -18,8 +27,15 @@ AttentionResult attention_fwd_cuda(const Tensor& query, const Tensor& key, const
   AttentionResult result = allocate_attention(query, key, value, sort, block, combine, keep);
   auto& [out, stats, sorted_key, sorted_value, weight, sorted_out, rng] = result;
   rng = composite::draw_rng(dropout_p, query);
-  out = composite::attention(query, key, value, sort, block, causal, combine, window, mask, scale,
-                             dropout_p, rng);
+  CudaAttention kernels(query, key, value, sort, block, (key.size(2) - 1) / block + 1, mask, scale,
+                        dropout_p);
+  set_options(kernels, causal, combine, window);
+  if (kernels.covered()) {
+    kernels.forward(out, stats, sorted_key, sorted_value, weight, sorted_out, rng);
+    return result;
+  }
+  out.copy_(composite::attention(query, key, value, sort, block, causal, combine, window, mask,
+                                 scale, dropout_p, rng));
   // Backward starts from the inputs and reads nothing else that is saved.
   for (Tensor* unused : {&stats, &sorted_key, &sorted_value, &weight, &sorted_out}) unused->zero_();
   return result;
@@ -27,11 +43,16 @@ AttentionResult attention_fwd_cuda(const Tensor& query, const Tensor& key, const
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> attention_bwd_cuda(
     const Tensor& grad, const Tensor& query, const Tensor& key, const Tensor& value,
-    const OptionalTensor& sort, const Tensor& /*out*/, const Tensor& /*stats*/,
-    const Tensor& /*sorted_key*/, const Tensor& /*sorted_value*/, const Tensor& /*weight*/,
-    const Tensor& /*sorted_out*/, const Tensor& rng, int64_t block, std::string_view causal,
-    std::string_view combine, int64_t window, const OptionalTensor& mask,
-    std::optional<double> scale, double dropout_p) {
+    const OptionalTensor& sort, const Tensor& out, const Tensor& stats, const Tensor& sorted_key,
+    const Tensor& sorted_value, const Tensor& weight, const Tensor& sorted_out, const Tensor& rng,
+    int64_t block, std::string_view causal, std::string_view combine, int64_t window,
+    const OptionalTensor& mask, std::optional<double> scale, double dropout_p) {
+  CudaAttention kernels(query, key, value, sort, block, (key.size(2) - 1) / block + 1, mask, scale,
+                        dropout_p);
+  set_options(kernels, causal, combine, window);
+  if (kernels.covered()) {
+    return kernels.backward(grad, out, stats, sorted_key, sorted_value, weight, sorted_out, rng);
+  }
   const auto gradients = composite::recompute_gradients(
       grad, {query, key, value, sort.value_or(Tensor())}, [&](const std::vector<Tensor>& inputs) {
         const OptionalTensor relaxed =
@@ -39,7 +60,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_bwd_cuda(
         return composite::attention(inputs[0], inputs[1], inputs[2], relaxed, block, causal,
                                     combine, window, mask, scale, dropout_p, rng);
       });
-  return {gradients[0], gradients[1], gradients[2],
+  return {laid_out_like(query, gradients[0]), laid_out_like(key, gradients[1]),
+          laid_out_like(value, gradients[2]),
           sort.has_value() ? gradients[3] : at::empty({0}, query.options())};
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 
 #include <algorithm>
 #include <cmath>
@@ -39,12 +40,22 @@ struct AttentionCall {
                  const Tensor& sorted_value, const Tensor& weight) {
     p.out = view_of(out);
     p.stats = stats.data_ptr();
-    p.sort.sorted_key = sorted_key.data_ptr();
-    p.sort.sorted_value = sorted_value.data_ptr();
+    saved_key = sorted_key;
+    saved_value = sorted_value;
+    working_key = sorted_key.to(compute_type(sorted_key.scalar_type()));
+    working_value = sorted_value.to(compute_type(sorted_value.scalar_type()));
+    p.sort.sorted_key = working_key.data_ptr();
+    p.sort.sorted_value = working_value.data_ptr();
     p.sort.weight = weight.data_ptr();
+  }
+  // After forward: the sorted copies are kept in the type of the tokens, rounded once.
+  void keep_sorted() const {
+    if (!saved_key.is_same(working_key)) saved_key.copy_(working_key);
+    if (!saved_value.is_same(working_value)) saved_value.copy_(working_value);
   }
 
   MaskBytes mask;
+  Tensor saved_key, saved_value, working_key, working_value;  // the kernels' are of compute type
   AttentionParams p{};
 };
 
@@ -52,8 +63,10 @@ struct AttentionCall {
 class AttentionGradients {
  public:
   AttentionGradients(AttentionCall& call, const Tensor& grad, const Tensor& query,
-                     const Tensor& key, const OptionalTensor& sort)
-      : query_(at::empty(query.sizes(), query.options())),
+                     const Tensor& key, const Tensor& value, const OptionalTensor& sort)
+      : query_(at::empty_like(query)),
+        key_layout_(key),
+        value_layout_(value),
         type_(query.scalar_type()),
         sort_type_(sort.has_value() ? sort->scalar_type() : type_) {
     SortParams& s = call.p.sort;
@@ -73,11 +86,12 @@ class AttentionGradients {
   }
 
   std::tuple<Tensor, Tensor, Tensor, Tensor> result() const {
-    return {query_, key_.to(type_), value_.to(type_), sort_.to(sort_type_)};
+    return {query_, laid_out_like(key_layout_, key_), laid_out_like(value_layout_, value_),
+            sort_.to(sort_type_)};
   }
 
  private:
-  Tensor query_, key_, value_, sort_;
+  Tensor query_, key_layout_, value_layout_, key_, value_, sort_;
   at::ScalarType type_, sort_type_;
 };
 

@@ -1,6 +1,7 @@
 #include "ops/sortcut/sortcut.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 
 #include "ops/autograd.h"
 
@@ -24,10 +25,10 @@ SortcutResult allocate_sortcut(const Tensor& query, const Tensor& key, const Ten
   const auto batch = query.sym_size(0), heads = query.sym_size(1), width = query.sym_size(3);
   const auto used = used_block(key.sym_size(2), block);
   const auto options = query.options().dtype(compute_type(query.scalar_type()));
-  return {at::empty_symint(query.sym_sizes(), query.options()),
+  return {at::empty_like(query),
           at::empty_symint({batch, heads, 1, 2, query.sym_size(2)}, options),
-          at::empty_symint({batch, heads, budget, used, width}, options),
-          at::empty_symint({batch, heads, budget, used, width}, options),
+          at::empty_symint({batch, heads, budget, used, width}, query.options()),
+          at::empty_symint({batch, heads, budget, used, width}, query.options()),
           at::empty_symint({batch, heads, budget, used + 1}, options),
           at::empty({2}, query.options().dtype(at::kLong))};
 }
@@ -108,8 +109,8 @@ Gradients sortcut_bwd_meta(const Tensor&, const Tensor& query, const Tensor& key
                            const Tensor& value, const Tensor& sort, const Tensor&, const Tensor&,
                            const Tensor&, const Tensor&, const Tensor&, const Tensor&, int64_t,
                            int64_t, const OptionalTensor&, std::optional<double>, double) {
-  const auto plain = [](const Tensor& x) { return at::empty_symint(x.sym_sizes(), x.options()); };
-  return {plain(query), plain(key), plain(value), plain(sort)};
+  return {at::empty_like(query), at::empty_like(key), at::empty_like(value),
+          at::empty_symint(sort.sym_sizes(), sort.options())};
 }
 
 }  // namespace

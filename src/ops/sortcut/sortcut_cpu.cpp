@@ -27,6 +27,7 @@ SortcutResult sortcut_fwd_cpu(const Tensor& query, const Tensor& key, const Tens
   call.set_saved(out, stats, sorted_key, sorted_value, weight);
   set_options(call, budget, dropout_p, rng);
   cpu::kernels().sortcut_fwd(call.p, executor());
+  call.keep_sorted();
   return result;
 }
 
@@ -38,7 +39,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> sortcut_bwd_cpu(
   AttentionCall call(query, key, value, sort, block, mask, scale);
   call.set_saved(out, stats, sorted_key, sorted_value, weight);
   set_options(call, budget, dropout_p, rng);
-  const AttentionGradients gradients(call, grad, query, key, sort);
+  const AttentionGradients gradients(call, grad, query, key, value, sort);
   cpu::kernels().sortcut_bwd(call.p, executor());
   return gradients.result();
 }

@@ -1,0 +1,57 @@
+// Stands in for the kernels in a build without them: nothing is covered, so nothing is launched.
+#include <stdexcept>
+
+#include "kernels/cuda/balance.h"
+#include "kernels/cuda/cross_entropy.h"
+#include "kernels/cuda/feed_forward.h"
+#include "kernels/cuda/norm.h"
+#include "kernels/cuda/pool.h"
+#include "kernels/cuda/sort.h"
+
+namespace sinkhorn::cuda {
+namespace {
+
+[[noreturn]] void absent() { throw std::logic_error("this build has no CUDA kernels"); }
+
+}  // namespace
+
+bool covers_attention(const AttentionCall&) { return false; }
+void launch_attention_fwd(const AttentionCall&, Stream) { absent(); }
+void launch_attention_bwd(const AttentionCall&, Stream) { absent(); }
+
+void launch_select(const AttentionCall&, void*, Stream) { absent(); }
+void launch_weight(const AttentionCall&, Stream) { absent(); }
+void launch_sort(const AttentionCall&, const void*, Stream) { absent(); }
+void launch_sort_repair(const AttentionCall&, Stream) { absent(); }
+int undo_splits(const AttentionCall&) { absent(); }
+void launch_undo(const AttentionCall&, const void*, float*, int, Stream) { absent(); }
+void launch_sort_grad(const AttentionCall&, const float*, int, int, void*, Stream) { absent(); }
+
+bool covers_norm(int64_t, int64_t) { return false; }
+int64_t norm_partials(int64_t, int64_t) { absent(); }
+void launch_norm_fwd(const NormParams&, Stream) { absent(); }
+void launch_norm_bwd(const NormParams&, Stream) { absent(); }
+void launch_residual_fwd(const NormParams&, Stream) { absent(); }
+void launch_residual_bwd(const NormParams&, Stream) { absent(); }
+
+bool covers_feed_forward(int64_t, int64_t) { return false; }
+int64_t feed_forward_partials(int64_t) { absent(); }
+void launch_feed_forward_dropout(const FeedForwardParams&, Stream) { absent(); }
+void launch_feed_forward_bwd(const FeedForwardParams&, Stream) { absent(); }
+
+bool covers_cross_entropy(int64_t, int64_t) { return false; }
+void launch_cross_entropy_fwd(const CrossEntropyParams&, Stream) { absent(); }
+void launch_scale(const ScaleParams&, Stream) { absent(); }
+
+bool covers_balance(const BalanceParams&) { return false; }
+int64_t balance_fwd_scratch(const BalanceParams&) { absent(); }
+int64_t balance_bwd_scratch(const BalanceParams&) { absent(); }
+void launch_balance_fwd(const BalanceParams&, void*, Stream) { absent(); }
+void launch_balance_bwd(const BalanceParams&, void*, Stream) { absent(); }
+
+bool covers_pool(const PoolParams&) { return false; }
+int64_t pool_scratch(const PoolParams&) { absent(); }
+void launch_pool_fwd(const PoolParams&, void*, Stream) { absent(); }
+void launch_pool_bwd(const PoolParams&, void*, Stream) { absent(); }
+
+}  // namespace sinkhorn::cuda

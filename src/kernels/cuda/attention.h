@@ -1,0 +1,79 @@
+// What the CUDA kernels of attention and sortcut are told, and their launchers.
+//
+// Types: bfloat16 or float16 throughout, float32 for statistics, weights and gradients of the sort.
+// Rows of D numbers are contiguous, 16-byte aligned, and D is a multiple of 8 (at most kMaxWidth).
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/common/params.h"
+#include "kernels/cuda/stream.h"
+
+namespace sinkhorn::cuda {
+
+constexpr int kMaxWidth = 256;
+
+// [B, H, L, D]; strides in elements, the last dimension contiguous.
+struct Tokens {
+  void* data = nullptr;
+  int64_t batch = 0, head = 0, token = 0;
+};
+
+// A sequence of the batch: rows of a padded batch start at 0 and are L long; rows packed one behind
+// another say where they start and how long they are.
+struct Sequences {
+  const int64_t* start = nullptr;   // [B] tokens, or null
+  const int64_t* length = nullptr;  // [B] tokens, or null
+};
+
+struct DropoutCall {
+  double probability = 0.0;
+  const int64_t* rng = nullptr;  // seed and offset, on the device
+};
+
+struct AttentionCall {
+  Type type = Type::kBFloat16;
+  int batch = 0, heads = 0, key_heads = 0;  // query head h reads key head h / (heads / key_heads)
+  int width = 0;                            // D
+  int queries = 0, length = 0;              // Lq, L
+  Sequences sequences{};
+  int block = 0, blocks = 0, window = 0;
+  int rows = 0;  // sorted blocks: N, the budget of sortcut, 0 without a sort
+  Causal causal = Causal::kNone;
+  Combine combine = Combine::kConcat;
+  bool sortcut = false;
+  float scale = 1.0f;
+  DropoutCall dropout{};
+  const uint8_t* real = nullptr;  // [B, L] or null
+  const uint8_t* live = nullptr;  // [B, N] or null, with `real`
+
+  Tokens query{}, key{}, value{}, out{};  // [B, H, Lq, D], [B, Hk, L, D]
+  const void* sort = nullptr;             // [B, H, N, N] contiguous
+  Type sort_type = Type::kFloat32;
+  void* sorted_key = nullptr;    // [B, H, rows * b, D] contiguous
+  void* sorted_value = nullptr;  // the same
+  float* weight = nullptr;       // [B, H, rows, b + 1] or null where every weight is 1
+  float* stats = nullptr;        // [B, H, softmaxes, 2, Lq]: largest score in powers of 2, sum
+  float* sorted_out = nullptr;   // [B, H, Lq, D], combine = outputs only
+
+  // Backward.
+  Tokens grad_out{}, grad_query{}, grad_key{}, grad_value{};
+  float* delta = nullptr;           // [B, H, softmaxes, Lq]: dO.O
+  void* grad_sorted_key = nullptr;  // [B, H, rows * b, D]
+  void* grad_sorted_value = nullptr;
+  float* grad_weight = nullptr;  // [B, H, rows, b]
+  float* partial = nullptr;      // sortcut: [splits, 2, B, H, rows * b, D]
+  int splits = 1;                // parts of the queries, for sortcut's sorted positions
+};
+
+// Whether these kernels compute it; if not, Torch's operations do.
+bool covers_attention(const AttentionCall& call);
+
+// out, stats and, with combine = outputs, sorted_out; the sorted blocks are read.
+void launch_attention_fwd(const AttentionCall& call, Stream stream);
+
+// grad_query; grad_key and grad_value, the local term's part (left alone in sortcut, whose keys are
+// read through the sort only); the gradients of the sorted blocks and of their weights.
+void launch_attention_bwd(const AttentionCall& call, Stream stream);
+
+}  // namespace sinkhorn::cuda

@@ -1,0 +1,76 @@
+// The dispatch of attention's kernels: which instantiations exist, and how they are launched.
+//
+// Widths 32, 64, 128 and 256; another D runs in the next larger one, its columns filled with zeros.
+// On Hopper 64 and 128 have products of their own.
+// Tiles are 64 x 64 throughout: at D = 64 forward then needs 45 KB of shared memory and backward
+// 64, so that four and three CTAs share a multiprocessor and hide each other's loads.
+#pragma once
+
+#include <stdexcept>
+
+#include "kernels/cuda/check.cuh"
+#include "kernels/cuda/engine.cuh"
+#include "kernels/cuda/philox.cuh"
+
+namespace sinkhorn::cuda {
+
+inline Dropout dropout_of(const AttentionCall& call) {
+  Dropout d;
+  if (call.dropout.probability > 0.0) {
+    d.threshold = static_cast<uint32_t>(call.dropout.probability * 65536.0 + 0.5);
+    d.kept = static_cast<float>(1.0 / (1.0 - call.dropout.probability));
+    d.rng = call.dropout.rng;
+  }
+  return d;
+}
+
+template <class Kernel, class... Arguments>
+void launch(const char* name, Kernel kernel, dim3 grid, int threads, int shared, Stream stream,
+            Arguments... arguments) {
+  if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
+  if (shared > 48 * 1024) {
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared), name);
+  }
+  kernel<<<grid, threads, shared, stream>>>(arguments...);
+  check_launch(name);
+}
+
+// Whether the current card has Hopper's instructions and SINKHORN_CUDA_PORTABLE is not set in the
+// environment, which asks for the portable kernels on any card.
+bool on_hopper();
+
+int multiprocessors();  // of the current card
+
+// f.template operator()<Engine>() for the call's type and width, on this card.
+template <class F>
+void for_engine(const AttentionCall& call, F f) {
+  const auto with_type = [&]<class T>() {
+    if (call.width <= 32) {
+      f.template operator()<Portable<T, 32>>();
+    } else if (call.width <= 64) {
+      if (on_hopper()) return f.template operator()<Hopper<T, 64>>();
+      f.template operator()<Portable<T, 64>>();
+    } else if (call.width <= 128) {
+      if (on_hopper()) return f.template operator()<Hopper<T, 128>>();
+      f.template operator()<Portable<T, 128>>();
+    } else {
+      f.template operator()<Portable<T, 256>>();
+    }
+  };
+  if (call.type == Type::kBFloat16) {
+    with_type.template operator()<__nv_bfloat16>();
+  } else {
+    with_type.template operator()<__half>();
+  }
+}
+
+inline int tiles_of(int positions) { return (positions + kTile - 1) / kTile; }
+
+// Backward in one kernel for D <= 64; see attention_bwd.cuh.
+bool bwd_together(const AttentionCall& call);
+void launch_attention_bwd_together(const AttentionCall& call, Stream stream);
+// The common case of it on Hopper.
+bool bwd_pair(const AttentionCall& call);
+void launch_attention_bwd_pair(const AttentionCall& call, Stream stream);
+
+}  // namespace sinkhorn::cuda

@@ -1,0 +1,97 @@
+// One query again, position by position: for rows whose result is not finite. A product carries NaN
+// and inf, times a weight of 0, to queries that do not see them; here only what is seen is read.
+#pragma once
+
+#include "kernels/cuda/philox.cuh"
+#include "kernels/cuda/tile.cuh"
+
+namespace sinkhorn::cuda {
+
+// Whether the softmax weight of query t at position s is dropped.
+__device__ __forceinline__ bool dropped(const Dropout& dropout, uint32_t head, int t, int s) {
+  if (dropout.threshold == 0) return false;
+  const uint4 bits = DropoutState(dropout.rng).draw(head, t, s);
+  return dropout_bits(bits, (t & 8) != 0, (s & 8) != 0, (s & 1) != 0) < dropout.threshold;
+}
+
+// Each list draws its own dropout; without a sort there is but one.
+__device__ __forceinline__ uint32_t draw_stream(const AttentionCall& p, int64_t flat_head,
+                                                List list) {
+  return static_cast<uint32_t>(flat_head) * 2 + (list == List::kSorted || p.rows == 0 ? 0 : 1);
+}
+
+// By one warp; writes out, statistics and, with combine = outputs, the sorted term of query t.
+template <class T>
+__device__ __noinline__ void attention_row(const AttentionCall& p, const Dropout& dropout,
+                                           int batch, int head, int t, int lane) {
+  constexpr int kShare = kMaxWidth / 32;
+  const Plan plan(p, batch);
+  const int64_t flat_head = static_cast<int64_t>(batch) * p.heads + head;
+  const int key_head = head / (p.heads / p.key_heads);
+  const Weights weights(p, batch, head);
+  const T* const query = head_of<const T>(p.query, p.sequences, batch, head) + t * p.query.token;
+  const bool separate = p.combine == Combine::kOutputs && p.rows > 0;
+  const int terms = separate ? 2 : 1;
+  const int64_t sorted_at = flat_head * p.rows * p.block * p.width;
+  float q[kShare], out[kShare] = {};
+  for (int i = 0; i < kShare; ++i)
+    q[i] = lane + 32 * i < p.width ? to_float(query[lane + 32 * i]) : 0.0f;
+
+  for (int term = 0; term < terms; ++term) {
+    float largest = -INFINITY, sum = 0.0f, gathered[kShare] = {};
+    for (int pass = 0; pass < 2; ++pass) {
+      for (int l = 0; l < 2; ++l) {
+        if (separate && l != term) continue;
+        const List list = l == 0 ? List::kSorted : List::kLocal;
+        const bool is_sorted = list == List::kSorted;
+        const Interval seen = plan.seen(list, t);
+        const int limit = is_sorted ? p.rows * p.block : plan.length;
+        const T* const keys = is_sorted ? static_cast<const T*>(p.sorted_key) + sorted_at
+                                        : head_of<const T>(p.key, p.sequences, batch, key_head);
+        const T* const values = is_sorted ? static_cast<const T*>(p.sorted_value) + sorted_at
+                                          : head_of<const T>(p.value, p.sequences, batch, key_head);
+        for (int s = seen.begin; s < seen.end; ++s) {
+          const float weight = weights.needed(list) ? weights.at(list, s, limit) : 1.0f;
+          if (weight <= 0.0f) continue;
+          const T* const key = keys + s * (is_sorted ? p.width : p.key.token);
+          float score = 0.0f;
+          for (int i = 0; i < kShare; ++i) {
+            if (lane + 32 * i < p.width) score += q[i] * to_float(key[lane + 32 * i]);
+          }
+          for (int step = 16; step > 0; step /= 2)
+            score += __shfl_xor_sync(0xFFFFFFFFu, score, step);
+          score *= p.scale * 1.4426950408889634f;
+          if (pass == 0) {
+            largest = fmaxf(largest, score);
+            continue;
+          }
+          float share = weight * power_of_2(score - (largest == -INFINITY ? 0.0f : largest));
+          sum += share;
+          if (dropped(dropout, draw_stream(p, flat_head, list), t, s)) continue;
+          const T* const value = values + s * (is_sorted ? p.width : p.value.token);
+          for (int i = 0; i < kShare; ++i) {
+            if (lane + 32 * i < p.width) gathered[i] += share * to_float(value[lane + 32 * i]);
+          }
+        }
+      }
+    }
+    const float factor = sum == 0.0f ? 0.0f : dropout.kept / sum;
+    for (int i = 0; i < kShare; ++i) {
+      out[i] += gathered[i] * factor;
+      if (separate && term == 0 && lane + 32 * i < p.width) {
+        p.sorted_out[(flat_head * p.queries + t) * p.width + lane + 32 * i] = gathered[i] * factor;
+      }
+    }
+    if (lane == 0) {
+      float* const stats = p.stats + (flat_head * terms + term) * 2 * p.queries;
+      stats[t] = largest;
+      stats[p.queries + t] = sum;
+    }
+  }
+  T* const to = head_of<T>(p.out, p.sequences, batch, head) + t * p.out.token;
+  for (int i = 0; i < kShare; ++i) {
+    if (lane + 32 * i < p.width) to[lane + 32 * i] = from_float<T>(out[i]);
+  }
+}
+
+}  // namespace sinkhorn::cuda

@@ -1,0 +1,24 @@
+#include <cstdlib>
+
+#include "kernels/cuda/attention_launch.cuh"
+
+namespace sinkhorn::cuda {
+
+bool on_hopper() {
+  static const bool portable = std::getenv("SINKHORN_CUDA_PORTABLE") != nullptr;
+  if (portable) return false;
+  int device = 0, major = 0, minor = 0;
+  check(cudaGetDevice(&device), "device");
+  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "device");
+  check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), "device");
+  return major == 9 && minor == 0;
+}
+
+int multiprocessors() {
+  int device = 0, count = 0;
+  check(cudaGetDevice(&device), "device");
+  check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device), "device");
+  return count;
+}
+
+}  // namespace sinkhorn::cuda

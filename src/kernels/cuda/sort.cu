@@ -1,0 +1,223 @@
+#include <algorithm>
+
+#include "kernels/cuda/attention_launch.cuh"
+#include "kernels/cuda/sort.cuh"
+
+namespace sinkhorn::cuda {
+namespace {
+
+constexpr int kWide = 256;
+
+// A thread eight numbers of a row of the selected matrix. Grid: rows, heads.
+template <class T>
+__global__ void __launch_bounds__(kWide)
+    select_kernel(const __grid_constant__ AttentionCall p, T* selected) {
+  const int pitch = selected_pitch(p.blocks), i = blockIdx.x;
+  const int64_t flat_head = blockIdx.y;
+  const uint8_t* const live = live_of(p, flat_head);
+  T* const row = selected + (flat_head * p.rows + i) * pitch;
+  for (int j = threadIdx.x * 8; j < pitch; j += kWide * 8) {
+    float x[8];
+#pragma unroll
+    for (int e = 0; e < 8; ++e) {
+      const bool reads = j + e < p.blocks && allowed(p, live, i, j + e);
+      x[e] = reads ? sort_at(p, flat_head, i, j + e) : 0.0f;
+    }
+    *reinterpret_cast<uint4*>(row + j) = make_uint4(pack<T>(x[0], x[1]), pack<T>(x[2], x[3]),
+                                                    pack<T>(x[4], x[5]), pack<T>(x[6], x[7]));
+  }
+}
+
+// A CTA a destination row, a thread an offset of the block.
+__global__ void __launch_bounds__(kWide) weight_kernel(const __grid_constant__ AttentionCall p) {
+  const int i = blockIdx.x;
+  const int64_t flat_head = blockIdx.y;
+  const uint8_t* const live = live_of(p, flat_head);
+  const uint8_t* const real = p.real == nullptr ? nullptr : p.real + flat_head / p.heads * p.length;
+  float* const out = p.weight + (flat_head * p.rows + i) * (p.block + 1);
+  for (int position = threadIdx.x; position <= p.block; position += kWide) {
+    float row = 0.0f, there = 0.0f;
+    bool visible = false;
+    for (int j = 0; j < p.blocks; ++j) {
+      if (!allowed(p, live, i, j)) continue;
+      const float x = sort_at(p, flat_head, i, j);
+      row += x;
+      const int64_t t = static_cast<int64_t>(j) * p.block + position;
+      if (position < p.block && t < p.length && (real == nullptr || real[t] != 0)) {
+        there += x;
+        visible = true;
+      }
+    }
+    // Equal sums of the same numbers in the same order: exactly 1 where every source is real.
+    out[position] = position == p.block ? row : !visible ? -1.0f : row == 0.0f ? 0.0f : there / row;
+  }
+}
+
+// A CTA a piece of a row of dR. Grid: pieces, rows, heads. Through the weights, d weight[p] / d
+// R[j] = (m[j, p] - weight[p]) / r, in the form ((1 - weight) - (1 - m)) / r, whose terms are
+// exactly 0 where nothing is missing.
+template <class S>
+__global__ void __launch_bounds__(kWide)
+    sort_grad_kernel(const __grid_constant__ AttentionCall p, const float* partial, int splits,
+                     int weight_splits, S* grad_sort) {
+  const int j = blockIdx.x * kWide + threadIdx.x, i = blockIdx.y;
+  const int64_t flat_head = blockIdx.z, heads = gridDim.z;
+  if (j >= p.blocks) return;
+  const uint8_t* const live = live_of(p, flat_head);
+  float total = 0.0f;
+  if (i < p.rows && allowed(p, live, i, j)) {
+    const int64_t size = heads * p.rows * p.blocks;
+    const int64_t from = (flat_head * p.rows + i) * p.blocks + j;
+    for (int s = 0; s < splits; ++s) total += partial[s * size + from];
+    const float* const weight =
+        p.weight == nullptr ? nullptr : p.weight + (flat_head * p.rows + i) * (p.block + 1);
+    if (weight != nullptr && weight[p.block] != 0.0f) {
+      const uint8_t* const real =
+          p.real == nullptr ? nullptr : p.real + flat_head / p.heads * p.length;
+      const int64_t positions = heads * p.rows * p.block;
+      const float* const gradient = p.grad_weight + (flat_head * p.rows + i) * p.block;
+      float through = 0.0f;
+      for (int o = 0; o < p.block; ++o) {
+        if (weight[o] < 0.0f) continue;
+        float g = 0.0f;
+        for (int s = 0; s < weight_splits; ++s) g += gradient[s * positions + o];
+        const int64_t t = static_cast<int64_t>(j) * p.block + o;
+        const bool is_real = t < p.length && (real == nullptr || real[t] != 0);
+        through += g * ((1.0f - weight[o]) - (is_real ? 0.0f : 1.0f));
+      }
+      total += through / weight[p.block];
+    }
+  }
+  grad_sort[(flat_head * p.blocks + i) * p.blocks + j] = from_float<S>(total);
+}
+
+// A thread 16 bytes of a sorted row, and again further on. Grid: parts of a row, rows, heads * 2
+// sides.
+template <class T>
+__global__ void __launch_bounds__(kWide)
+    sort_repair_kernel(const __grid_constant__ AttentionCall p) {
+  const SortHead<T> h(p, blockIdx.z / 2);
+  const int side = blockIdx.z % 2, i = blockIdx.y, columns = h.columns();
+  T* const row = static_cast<T*>(side == 0 ? p.sorted_key : p.sorted_value) + h.sorted(i, 0);
+#pragma unroll 4
+  for (int c = threadIdx.x * 8; c < columns; c += kWide * 8) {
+    const uint4 x = *reinterpret_cast<const uint4*>(row + c);
+    const uint32_t parts[4] = {x.x, x.y, x.z, x.w};
+    bool finite = true;
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const float2 pair = unpack<T>(parts[e]);
+      finite &= fabsf(pair.x) < INFINITY && fabsf(pair.y) < INFINITY;
+    }
+    for (int e = 0; !finite && e < 8; ++e) {
+      row[c + e] = from_float<T>(sum_exactly<T, false>(h, nullptr, side, i, c + e));
+    }
+  }
+}
+
+template <class F>
+void with_type(Type type, F f) {
+  if (type == Type::kBFloat16) {
+    f.template operator()<__nv_bfloat16>();
+  } else {
+    f.template operator()<__half>();
+  }
+}
+
+int pieces_of(int columns) { return (columns + kWide - 1) / kWide; }
+
+template <bool kUndo>
+void launch_product(const char* name, const AttentionCall& call, const void* selected,
+                    Stream stream) {
+  const int rows = kUndo ? call.blocks : call.rows;
+  const unsigned heads = static_cast<unsigned>(call.batch * call.heads * 2);
+  const int columns = (call.block * call.width + kSortColumns - 1) / kSortColumns;
+  with_type(call.type, [&]<class T>() {
+    const auto with_rows = [&]<int kRows>() {
+      const int tiles = (rows + kRows - 1) / kRows;
+      const dim3 grid(sort_shares(static_cast<int64_t>(tiles) * heads, columns), tiles, heads);
+      launch(name, sort_kernel<T, kRows, kUndo>, grid, kRows * 2,
+             kSortStages *
+                 ((kUndo ? kSortDepth * (kRows + kPad) : kRows * (kSortDepth + kPad)) +
+                  kSortDepth * (kSortColumns + kPad)) *
+                 2,
+             stream, call, selected);
+    };
+    if (rows <= 64) {
+      with_rows.template operator()<64>();
+    } else {
+      with_rows.template operator()<128>();
+    }
+  });
+}
+
+}  // namespace
+
+void launch_select(const AttentionCall& call, void* selected, Stream stream) {
+  const int threads = std::min(kWide, (selected_pitch(call.blocks) / 8 + 31) / 32 * 32);
+  with_type(call.type, [&]<class T>() {
+    launch("sort_select", select_kernel<T>, dim3(call.rows, call.batch * call.heads), threads, 0,
+           stream, call, static_cast<T*>(selected));
+  });
+}
+
+void launch_weight(const AttentionCall& call, Stream stream) {
+  launch("sort_weight", weight_kernel, dim3(call.rows, call.batch * call.heads), kWide, 0, stream,
+         call);
+}
+
+int sort_shares(int64_t groups, int tiles) {
+  constexpr int64_t kWanted = 132 * 8;
+  return static_cast<int>(std::clamp<int64_t>((kWanted + groups - 1) / groups, 1, tiles));
+}
+
+void launch_sort(const AttentionCall& call, const void* selected, Stream stream) {
+  if (call.blocks <= kSmallBlocks) return launch_sort_small(call, stream);
+  launch_product<false>("sort", call, selected, stream);
+}
+
+void launch_sort_repair(const AttentionCall& call, Stream stream) {
+  with_type(call.type, [&]<class T>() {
+    launch("sort_repair", sort_repair_kernel<T>, dim3(1, call.rows, call.batch * call.heads * 2),
+           kWide, 0, stream, call);
+  });
+}
+
+int undo_splits(const AttentionCall& call) {
+  const int64_t heads = static_cast<int64_t>(call.batch) * call.heads;
+  const int columns = 2 * ((call.block * call.width + kSortDepth - 1) / kSortDepth);
+  const int64_t across = (call.blocks + 127) / 128, down = (call.rows + 127) / 128;
+  const int64_t groups = call.blocks <= kSmallBlocks ? heads * 2 : heads * across * down;
+  return std::min(sort_shares(groups, columns), 16);
+}
+
+void launch_undo(const AttentionCall& call, const void* selected, float* partial, int splits,
+                 Stream stream) {
+  if (call.blocks <= kSmallBlocks) {
+    return launch_undo_small(call, partial, splits, stream);
+  }
+  launch_product<true>("undo", call, selected, stream);
+  const unsigned heads = static_cast<unsigned>(call.batch * call.heads);
+  with_type(call.type, [&]<class T>() {
+    constexpr int kRows = 128;
+    const int tiles = (call.rows + kRows - 1) / kRows * ((call.blocks + kRows - 1) / kRows);
+    launch("sort_products", sort_products_kernel<T, kRows>, dim3(splits, tiles, heads), kRows * 2,
+           sort_products_shared<kRows>(), stream, call, partial);
+  });
+}
+
+void launch_sort_grad(const AttentionCall& call, const float* partial, int splits,
+                      int weight_splits, void* grad_sort, Stream stream) {
+  const dim3 grid(pieces_of(call.blocks), call.blocks, call.batch * call.heads);
+  const auto finish = [&]<class S>() {
+    launch("sort_grad", sort_grad_kernel<S>, grid, std::min(kWide, call.blocks), 0, stream, call,
+           partial, splits, weight_splits, static_cast<S*>(grad_sort));
+  };
+  switch (call.sort_type) {
+    case Type::kBFloat16: return finish.template operator()<__nv_bfloat16>();
+    case Type::kFloat16: return finish.template operator()<__half>();
+    default: return finish.template operator()<float>();
+  }
+}
+
+}  // namespace sinkhorn::cuda

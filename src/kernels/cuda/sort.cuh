@@ -1,0 +1,372 @@
+// The products around the sort.
+//
+//   sort    out[i, c] = sum_j R[i, j] x[j, c]      c = (p, d) runs over the b * D numbers of a
+//   block undo    dx[j, c] += sum_i R[i, j] dx'[i, c] dR[i, j]         = sum_c dx'[i, c] x[j, c],
+//   over keys and values
+//
+// x lies as tokens do, [L, D] with any stride between tokens, and is 0 where masked; x' is
+// [rows, b * D] without gaps. R is the selected copy: 0 where not allowed.
+//
+// Mapping: a warp has 32 x 64 numbers of a result, a CTA kRows x 128 (sort, undo) and goes through
+// the columns of its share; a CTA of the products has kRows x kRows of dR and a share of the
+// columns. Tiles pass through three buffers. Under a causal rule products stop at the diagonal.
+//
+// A product carries NaN and inf, times 0, to rows that do not read them. Where a result is not
+// finite it is added up again from the sources it reads.
+#pragma once
+
+#include "kernels/cuda/sort.h"
+#include "kernels/cuda/tile.cuh"
+
+namespace sinkhorn::cuda {
+
+constexpr int kSortColumns = 128, kSortDepth = 64, kSortStages = 3;
+
+// The causal rule, and both blocks live. live: this sequence's [N], or null.
+__device__ __forceinline__ bool allowed(const AttentionCall& p, const uint8_t* live, int i, int j) {
+  if (p.causal == Causal::kStrict && j >= i - p.window) return false;
+  if (p.causal == Causal::kInclusive && j > i) return false;
+  return live == nullptr || (live[i] != 0 && live[j] != 0);
+}
+__device__ __forceinline__ const uint8_t* live_of(const AttentionCall& p, int64_t flat_head) {
+  return p.live == nullptr ? nullptr : p.live + flat_head / p.heads * p.blocks;
+}
+// R[i, j] as it was passed.
+__device__ __forceinline__ float sort_at(const AttentionCall& p, int64_t flat_head, int i, int j) {
+  const int64_t at = (flat_head * p.blocks + i) * p.blocks + j;
+  switch (p.sort_type) {
+    case Type::kBFloat16: return to_float(static_cast<const __nv_bfloat16*>(p.sort)[at]);
+    case Type::kFloat16: return to_float(static_cast<const __half*>(p.sort)[at]);
+    default: return static_cast<const float*>(p.sort)[at];
+  }
+}
+
+// The sides of a product of the sort. side: 0 keys, 1 values.
+template <class T>
+struct SortHead {
+  const AttentionCall& p;
+  int batch, head, key_head;
+  int64_t flat_head;
+  const uint8_t* real;
+
+  __device__ __forceinline__ SortHead(const AttentionCall& call, int flat)
+      : p(call),
+        batch(flat / call.heads),
+        head(flat % call.heads),
+        key_head(head / (call.heads / call.key_heads)),
+        flat_head(flat),
+        real(call.real == nullptr ? nullptr
+                                  : call.real + static_cast<int64_t>(batch) * call.length) {}
+
+  __device__ __forceinline__ int columns() const { return p.block * p.width; }
+  // x[j, c ..]; null where there is no real token.
+  __device__ __forceinline__ const T* token(int side, int j, int c) const {
+    const int t = j * p.block + c / p.width;
+    if (j >= p.blocks || c >= columns() || t >= p.length || (real != nullptr && real[t] == 0)) {
+      return nullptr;
+    }
+    const Tokens& x = side == 0 ? p.key : p.value;
+    return head_of<const T>(x, p.sequences, batch, key_head) + t * x.token + c % p.width;
+  }
+  // x'[i, c ..] of the given sorted buffer; null beyond it.
+  __device__ __forceinline__ int64_t sorted(int i, int c) const {
+    if (i >= p.rows || c >= columns()) return -1;
+    return (flat_head * p.rows + i) * columns() + c;
+  }
+  __device__ __forceinline__ const T* selected(const void* from) const {
+    return static_cast<const T*>(from) + flat_head * p.rows * selected_pitch(p.blocks);
+  }
+  // Sources that row i may read: j below this.
+  __device__ __forceinline__ int reach(int i) const {
+    if (p.causal == Causal::kStrict) return max(0, min(p.blocks, i - p.window));
+    return p.causal == Causal::kInclusive ? min(p.blocks, i + 1) : p.blocks;
+  }
+  // The first destination that may read source j.
+  __device__ __forceinline__ int first_reader(int j) const {
+    if (p.causal == Causal::kStrict) return j + p.window + 1;
+    return p.causal == Causal::kInclusive ? j : 0;
+  }
+};
+
+// kBatch x (left 32 x right 64) of a step of 16: what every product here does.
+template <class T, int kTiles8>
+__device__ __forceinline__ void multiply(float (&c)[2][kTiles8][4], const uint32_t (&a)[2][4],
+                                         const uint32_t (&b)[4], int n) {
+#pragma unroll
+  for (int m = 0; m < 2; ++m) {
+    mma<T>(c[m][n], a[m], b[0], b[1]);
+    mma<T>(c[m][n + 1], a[m], b[2], b[3]);
+  }
+}
+
+// One number again, over the sources it reads and no other.
+template <class T, bool kUndo>
+__device__ __noinline__ float sum_exactly(const SortHead<T>& h, const T* sorted, int side, int r,
+                                          int c) {
+  const int depth = kUndo ? h.p.rows : h.p.blocks;
+  const uint8_t* const live = live_of(h.p, h.flat_head);
+  float total = 0.0f;
+  for (int k = 0; k < depth; ++k) {
+    const int i = kUndo ? k : r, j = kUndo ? r : k;
+    if (!allowed(h.p, live, i, j)) continue;
+    const float weight = to_float(from_float<T>(sort_at(h.p, h.flat_head, i, j)));
+    if constexpr (kUndo) {
+      total += weight * to_float(sorted[h.sorted(k, c)]);
+    } else {
+      const T* const x = h.token(side, k, c);
+      if (x != nullptr) total += weight * to_float(*x);
+    }
+  }
+  return total;
+}
+
+template <int kRows>
+constexpr int sort_shared() {
+  return kSortStages * (kRows * (kSortDepth + kPad) + kSortDepth * (kSortColumns + kPad)) * 2;
+}
+
+// kUndo: undo. Grid: shares of the columns, row tiles, heads * 2 sides.
+template <class T, int kRows, bool kUndo>
+__global__ void __launch_bounds__(kRows * 2, kRows == 64 ? 4 : 2)
+    sort_kernel(const __grid_constant__ AttentionCall p, const void* selected_matrix) {
+  constexpr int kThreads = kRows * 2;
+  constexpr int kPitchA = (kUndo ? kRows : kSortDepth) + kPad, kPitchB = kSortColumns + kPad;
+  constexpr int kSizeA = kUndo ? kSortDepth * (kRows + kPad) : kRows * (kSortDepth + kPad);
+  extern __shared__ __align__(16) unsigned char shared[];
+  T* const a_tiles = reinterpret_cast<T*>(shared);    // [stage]
+  T* const b_tiles = a_tiles + kSortStages * kSizeA;  // [stage]
+
+  const SortHead<T> h(p, blockIdx.z / 2);
+  const int side = blockIdx.z % 2, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int row = warp % (kRows / 32) * 32, column = warp / (kRows / 32) * 64;
+  const int first_row = blockIdx.y * kRows;
+  const int rows = kUndo ? p.blocks : p.rows, depth = kUndo ? p.rows : p.blocks;
+  const int last_row = min(first_row + kRows, rows) - 1;
+  const T* const selected = h.selected(selected_matrix);
+  const int pitch = selected_pitch(p.blocks);
+  const T* const sorted_grad =
+      static_cast<const T*>(side == 0 ? p.grad_sorted_key : p.grad_sorted_value);
+
+  // Sources, or destinations, that these rows meet.
+  const int begin = kUndo ? min(depth, h.first_reader(first_row)) / kSortDepth : 0;
+  const int end = ((kUndo ? depth : h.reach(last_row)) + kSortDepth - 1) / kSortDepth;
+  const int deep = max(1, end - begin);  // at least one, of zeros, so that every result is written
+  const int column_tiles = (h.columns() + kSortColumns - 1) / kSortColumns;
+  const int share = (column_tiles + gridDim.x - 1) / gridDim.x;
+  const int first_tile = blockIdx.x * share;
+  const int steps = (min(column_tiles, first_tile + share) - first_tile) * deep;
+  if (steps <= 0) return;
+
+  const auto load = [&](int step) {
+    if (step < steps) {
+      const int stage = step % kSortStages, k = (begin + step % deep) * kSortDepth;
+      const int c0 = (first_tile + step / deep) * kSortColumns;
+      if (deep > 1 || step == 0) {
+        T* const a = a_tiles + (deep > 1 ? stage : 0) * kSizeA;
+        constexpr int kVectors = (kUndo ? kRows : kSortDepth) / 8;
+#pragma unroll
+        for (int v = threadIdx.x; v < kRows * kSortDepth / 8; v += kThreads) {
+          const int r = v / kVectors, c = v % kVectors * 8;
+          const int i = kUndo ? k + r : first_row + r, j = kUndo ? first_row + c : k + c;
+          const bool valid = i < p.rows && j < pitch;
+          copy_async(a + r * kPitchA + c,
+                     selected + (valid ? static_cast<int64_t>(i) * pitch + j : 0), valid);
+        }
+      }
+      T* const b = b_tiles + stage * kSortDepth * kPitchB;
+#pragma unroll
+      for (int v = threadIdx.x; v < kSortDepth * kSortColumns / 8; v += kThreads) {
+        const int r = v / (kSortColumns / 8), c = v % (kSortColumns / 8) * 8;
+        const T* from;
+        if constexpr (kUndo) {
+          const int64_t at = h.sorted(k + r, c0 + c);
+          from = at < 0 ? nullptr : sorted_grad + at;
+        } else {
+          from = h.token(side, k + r, c0 + c);
+        }
+        copy_async(b + r * kPitchB + c, from == nullptr ? selected : from, from != nullptr);
+      }
+    }
+    commit_copies();
+  };
+  load(0);
+  load(1);
+
+  float acc[2][8][4] = {};
+  for (int step = 0; step < steps; ++step) {
+    wait_copies<1>();
+    __syncthreads();
+    load(step + 2);
+    const int stage = step % kSortStages;
+    const T* const a_tile = a_tiles + (deep > 1 ? stage : 0) * kSizeA;
+    T* const b_tile = b_tiles + stage * kSortDepth * kPitchB;
+#pragma unroll
+    for (int k = 0; k < kSortDepth; k += 16) {
+      uint32_t a[2][4], b[4];
+#pragma unroll
+      for (int m = 0; m < 2; ++m) {
+        if constexpr (kUndo) {
+          load_a_transposed<kPitchA>(a[m], a_tile, row + m * 16, k, lane);
+        } else {
+          load_a<kPitchA>(a[m], a_tile, row + m * 16, k, lane);
+        }
+      }
+#pragma unroll
+      for (int n = 0; n < 8; n += 2) {
+        load_b_transposed<kPitchB>(b, b_tile, column + n * 8, k, lane);
+        multiply<T>(acc, a, b, n);
+      }
+    }
+    if (step % deep != deep - 1) continue;
+
+    // A tile of columns is done: through the buffer it came in, out to memory, in pieces of 16
+    // bytes (kRows may be twice kSortDepth, the rows of the buffer: by halves then).
+    const int c0 = (first_tile + step / deep) * kSortColumns;
+#pragma unroll
+    for (int part = 0; part < kRows / kSortDepth; ++part) {
+      __syncthreads();
+      if (row / kSortDepth == part) {
+#pragma unroll
+        for (int m = 0; m < 2; ++m) {
+#pragma unroll
+          for (int n = 0; n < 8; ++n) {
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+              if (!isfinite(acc[m][n][e])) {
+                const int r = first_row + row + m * 16 + lane / 4 + e / 2 * 8;
+                const int c = c0 + column + n * 8 + lane % 4 * 2 + e % 2;
+                if (r < rows && c < h.columns()) {
+                  acc[m][n][e] = sum_exactly<T, kUndo>(h, sorted_grad, side, r, c);
+                }
+              }
+            }
+            T* const to = b_tile + (row % kSortDepth + m * 16 + lane / 4) * kPitchB + column +
+                          n * 8 + lane % 4 * 2;
+            *reinterpret_cast<uint32_t*>(to) = pack<T>(acc[m][n][0], acc[m][n][1]);
+            *reinterpret_cast<uint32_t*>(to + 8 * kPitchB) = pack<T>(acc[m][n][2], acc[m][n][3]);
+#pragma unroll
+            for (int e = 0; e < 4; ++e) acc[m][n][e] = 0.0f;
+          }
+        }
+      }
+      __syncthreads();
+#pragma unroll
+      for (int v = threadIdx.x; v < kSortDepth * kSortColumns / 8; v += kThreads) {
+        const int r = v / (kSortColumns / 8), c = v % (kSortColumns / 8) * 8;
+        const int at_row = first_row + part * kSortDepth + r;
+        uint4 x = *reinterpret_cast<const uint4*>(b_tile + r * kPitchB + c);
+        if constexpr (!kUndo) {
+          const int64_t at = h.sorted(at_row, c0 + c);
+          T* const out = static_cast<T*>(side == 0 ? p.sorted_key : p.sorted_value);
+          if (at >= 0) *reinterpret_cast<uint4*>(out + at) = x;
+        } else {
+          const int t = at_row * p.block + (c0 + c) / p.width;
+          if (at_row < rows && c0 + c < h.columns() && t < p.length) {
+            const Tokens& g = side == 0 ? p.grad_key : p.grad_value;
+            uint4* const out = reinterpret_cast<uint4*>(
+                head_of<T>(g, p.sequences, h.batch, h.key_head) + t * g.token + (c0 + c) % p.width);
+            if (h.real != nullptr && h.real[t] == 0) {
+              x = make_uint4(0, 0, 0, 0);
+            } else if (!p.sortcut) {
+              const uint4 local = *out;
+              const uint32_t from[4] = {local.x, local.y, local.z, local.w};
+              uint32_t sum[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+              for (int e = 0; e < 4; ++e) {
+                const float2 left = unpack<T>(from[e]), right = unpack<T>(sum[e]);
+                sum[e] = pack<T>(left.x + right.x, left.y + right.y);
+              }
+              x = make_uint4(sum[0], sum[1], sum[2], sum[3]);
+            }
+            *out = x;
+          }
+        }
+      }
+    }
+  }
+}
+
+template <int kRows>
+constexpr int sort_products_shared() {
+  return kSortStages * 2 * kRows * (kSortDepth + kPad) * 2;
+}
+
+// Grid: shares of the columns, tiles of dR, heads.
+template <class T, int kRows>
+__global__ void __launch_bounds__(kRows * 2, kRows == 64 ? 4 : 2)
+    sort_products_kernel(const __grid_constant__ AttentionCall p, float* partial) {
+  constexpr int kThreads = kRows * 2, kPitch = kSortDepth + kPad, kSize = kRows * kPitch;
+  constexpr int kTiles8 = kRows / 16;  // 8-column tiles of a warp: it has 32 x kRows / 2
+  extern __shared__ __align__(16) unsigned char shared[];
+  T* const a_tiles = reinterpret_cast<T*>(shared);
+  T* const b_tiles = a_tiles + kSortStages * kSize;
+
+  const SortHead<T> h(p, blockIdx.z);
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int row = warp % (kRows / 32) * 32, column = warp / (kRows / 32) * (kRows / 2);
+  const int across = (p.blocks + kRows - 1) / kRows;
+  const int first_row = blockIdx.y / across * kRows, first_column = blockIdx.y % across * kRows;
+  // A tile that no row may read is left to the last step, which writes zeros there.
+  if (first_column >= h.reach(min(first_row + kRows, p.rows) - 1)) return;
+  const int column_tiles = (h.columns() + kSortDepth - 1) / kSortDepth, all = 2 * column_tiles;
+  const int share = (all + gridDim.x - 1) / gridDim.x, first_step = blockIdx.x * share;
+  const int steps = min(all, first_step + share) - first_step;
+
+  const auto load = [&](int step) {
+    if (step < steps) {
+      const int side = (first_step + step) / column_tiles;
+      const int c0 = (first_step + step) % column_tiles * kSortDepth;
+      const T* const sorted_grad =
+          static_cast<const T*>(side == 0 ? p.grad_sorted_key : p.grad_sorted_value);
+      T* const a = a_tiles + step % kSortStages * kSize;
+      T* const b = b_tiles + step % kSortStages * kSize;
+#pragma unroll
+      for (int v = threadIdx.x; v < kRows * kSortDepth / 8; v += kThreads) {
+        const int r = v / (kSortDepth / 8), c = v % (kSortDepth / 8) * 8;
+        const int64_t at = h.sorted(first_row + r, c0 + c);
+        copy_async(a + r * kPitch + c, sorted_grad + (at < 0 ? 0 : at), at >= 0);
+        const T* const x = h.token(side, first_column + r, c0 + c);
+        copy_async(b + r * kPitch + c, x == nullptr ? sorted_grad : x, x != nullptr);
+      }
+    }
+    commit_copies();
+  };
+  load(0);
+  load(1);
+
+  float acc[2][kTiles8][4] = {};
+  for (int step = 0; step < steps; ++step) {
+    wait_copies<1>();
+    __syncthreads();
+    load(step + 2);
+    const T* const a_tile = a_tiles + step % kSortStages * kSize;
+    const T* const b_tile = b_tiles + step % kSortStages * kSize;
+#pragma unroll
+    for (int k = 0; k < kSortDepth; k += 16) {
+      uint32_t a[2][4], b[4];
+#pragma unroll
+      for (int m = 0; m < 2; ++m) load_a<kPitch>(a[m], a_tile, row + m * 16, k, lane);
+#pragma unroll
+      for (int n = 0; n < kTiles8; n += 2) {
+        load_b<kPitch>(b, b_tile, column + n * 8, k, lane);
+        multiply<T>(acc, a, b, n);
+      }
+    }
+  }
+  float* const out =
+      partial + (blockIdx.x * static_cast<int64_t>(gridDim.z) + h.flat_head) * p.rows * p.blocks;
+#pragma unroll
+  for (int m = 0; m < 2; ++m) {
+#pragma unroll
+    for (int n = 0; n < kTiles8; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int i = first_row + row + m * 16 + lane / 4 + e / 2 * 8;
+        const int j = first_column + column + n * 8 + lane % 4 * 2 + e % 2;
+        if (i < p.rows && j < p.blocks) out[static_cast<int64_t>(i) * p.blocks + j] = acc[m][n][e];
+      }
+    }
+  }
+}
+
+}  // namespace sinkhorn::cuda

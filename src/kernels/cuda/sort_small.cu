@@ -1,0 +1,44 @@
+#include "kernels/cuda/attention_launch.cuh"
+#include "kernels/cuda/sort_small.cuh"
+
+namespace sinkhorn::cuda {
+namespace {
+
+// f.template operator()<T, kN>() for the call's type and number of blocks.
+template <class F>
+void for_size(const AttentionCall& call, F f) {
+  const auto with_type = [&]<class T>() {
+    if (call.blocks <= 16) {
+      f.template operator()<T, 16>();
+    } else if (call.blocks <= 32) {
+      f.template operator()<T, 32>();
+    } else {
+      f.template operator()<T, 64>();
+    }
+  };
+  if (call.type == Type::kBFloat16) {
+    with_type.template operator()<__nv_bfloat16>();
+  } else {
+    with_type.template operator()<__half>();
+  }
+}
+
+}  // namespace
+
+void launch_sort_small(const AttentionCall& call, Stream stream) {
+  const int heads = call.batch * call.heads * 2;
+  for_size(call, [&]<class T, int kN>() {
+    const int tiles = (call.block * call.width + 8192 / kN - 1) / (8192 / kN);
+    launch("sort_small", sort_small_kernel<T, kN>, dim3(sort_shares(heads, tiles), heads), 128,
+           sort_small_shared<kN>(), stream, call);
+  });
+}
+
+void launch_undo_small(const AttentionCall& call, float* partial, int splits, Stream stream) {
+  for_size(call, [&]<class T, int kN>() {
+    launch("undo_small", undo_small_kernel<T, kN>, dim3(splits, call.batch * call.heads), 128,
+           undo_small_shared<kN>(), stream, call, partial);
+  });
+}
+
+}  // namespace sinkhorn::cuda

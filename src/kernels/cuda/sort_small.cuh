@@ -1,0 +1,396 @@
+// The sort and its backward for heads of at most 64 blocks: R stays in registers, blocks pass by
+// once.
+//
+//   sort    x'[i, c] = sum_j R[i, j] x[j, c]                    reads x, writes x'
+//   undo    dR[i, j] = sum_c dx'[i, c] x[j, c]                  reads dx', x and the local part of
+//           dx[j, c] = local + sum_i R[i, j] dx'[i, c]          dx, writes dx
+//
+// Columns c = (p, d) run over the b * D numbers of a block. A CTA takes a share of a head's columns
+// in tiles: kN x 8192 / kN numbers (sort) or kN x 4096 / kN (undo), kN = 16, 32 or 64 the next size
+// to N. Of 64 rows a warp has 32 x 64 (undo 32 x 32) of a result; of fewer rows it has all of them
+// and a quarter of the columns, and its sum over those columns is added to the others' at the end.
+// sort.cuh says why results that are not finite are added up again.
+#pragma once
+
+#include "kernels/cuda/sort.cuh"
+
+namespace sinkhorn::cuda {
+
+// The column of a thread's pieces of a tile, and the steps between them: a thread's pieces lie one
+// below the other, so that a column is divided into (p, d) once a tile.
+template <int kColumns, int kThreadsOfSort = 128>
+struct PieceWalk {
+  static constexpr int kPieces = kColumns / 8, kRowsApart = kThreadsOfSort / kPieces;
+  int row, column;
+  __device__ __forceinline__ PieceWalk()
+      : row(threadIdx.x / kPieces), column(threadIdx.x % kPieces * 8) {}
+};
+
+// Where columns c .. c + 7 of block j stand among the tokens of a head.
+struct ColumnPlace {
+  int offset, d;  // token within the block, column of it
+  bool exists;
+  __device__ __forceinline__ ColumnPlace(const AttentionCall& p, int c)
+      : offset(c / p.width), d(c - offset * p.width), exists(c < p.block * p.width) {}
+};
+
+// R into a tile [kN][kN + kPad], 0 where not allowed. Four numbers a piece, all of a thread's
+// pieces read before the first is used.
+template <class T, int kN>
+__device__ __forceinline__ void load_relaxed(T* tile, const AttentionCall& p, int64_t flat_head) {
+  constexpr int kPieces = (kN * kN / 4 + 127) / 128;
+  const bool fast = p.sort_type == Type::kFloat32 && p.blocks % 4 == 0;
+  const uint8_t* const live = live_of(p, flat_head);
+  float4 x[kPieces];
+#pragma unroll
+  for (int n = 0; n < kPieces; ++n) {
+    const int v = (n * 128 + threadIdx.x) * 4, i = v / kN, j = v % kN;
+    x[n] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    if (i >= p.rows || j >= p.blocks) continue;
+    if (fast) {
+      const float* const from = static_cast<const float*>(p.sort);
+      x[n] = *reinterpret_cast<const float4*>(from + (flat_head * p.blocks + i) * p.blocks + j);
+    } else {
+      x[n].x = sort_at(p, flat_head, i, j);
+      if (j + 1 < p.blocks) x[n].y = sort_at(p, flat_head, i, j + 1);
+      if (j + 2 < p.blocks) x[n].z = sort_at(p, flat_head, i, j + 2);
+      if (j + 3 < p.blocks) x[n].w = sort_at(p, flat_head, i, j + 3);
+    }
+  }
+#pragma unroll
+  for (int n = 0; n < kPieces; ++n) {
+    const int v = (n * 128 + threadIdx.x) * 4, i = v / kN, j = v % kN;
+    if (i >= kN) continue;
+    const float numbers[4] = {x[n].x, x[n].y, x[n].z, x[n].w};
+    float kept[4];
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const bool reads = i < p.rows && j + e < p.blocks && allowed(p, live, i, j + e);
+      kept[e] = reads ? numbers[e] : 0.0f;
+    }
+    *reinterpret_cast<uint2*>(tile + i * (kN + kPad) + j) =
+        make_uint2(pack<T>(kept[0], kept[1]), pack<T>(kept[2], kept[3]));
+  }
+}
+
+template <class T>
+__device__ __forceinline__ bool token_there(const AttentionCall& p, const uint8_t* real, int j,
+                                            const ColumnPlace& place) {
+  const int t = j * p.block + place.offset;
+  return place.exists && j < p.blocks && t < p.length && (real == nullptr || real[t] != 0);
+}
+
+template <int kN>
+constexpr int sort_small_shared() {
+  return kSortStages * kN * (8192 / kN + kPad) * 2 + kN * (kN + kPad) * 2;
+}
+
+// Grid: shares of the columns, heads * 2 sides.
+template <class T, int kN>
+__global__ void __launch_bounds__(128, 3)
+    sort_small_kernel(const __grid_constant__ AttentionCall p) {
+  constexpr int kColumns = 8192 / kN, kPitch = kColumns + kPad, kPitchA = kN + kPad;
+  constexpr int kM = kN >= 32 ? 2 : 1, kTiles8 = 16 / kM;  // 16-row and 8-column tiles of a warp
+  extern __shared__ __align__(16) unsigned char shared[];
+  T* const tiles = reinterpret_cast<T*>(shared);  // [stage]
+  T* const a_tile = tiles + kSortStages * kN * kPitch;
+
+  const SortHead<T> h(p, blockIdx.y / 2);
+  const int side = blockIdx.y % 2, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int row = kN == 64 ? warp % 2 * 32 : 0;
+  const int column = (kN == 64 ? warp / 2 : warp) * kTiles8 * 8;
+  const int columns = h.columns();
+  const Tokens& view = side == 0 ? p.key : p.value;
+  const T* const x = head_of<const T>(view, p.sequences, h.batch, h.key_head);
+  T* const out =
+      static_cast<T*>(side == 0 ? p.sorted_key : p.sorted_value) + h.flat_head * p.rows * columns;
+  const PieceWalk<kColumns> walk;
+
+  const int all = (columns + kColumns - 1) / kColumns, share = (all + gridDim.x - 1) / gridDim.x;
+  const int first = blockIdx.x * share, steps = min(all, first + share) - first;
+  if (steps <= 0) return;
+  const auto load = [&](int step) {
+    if (step < steps) {
+      const ColumnPlace place(p, (first + step) * kColumns + walk.column);
+      T* const tile = tiles + step % kSortStages * kN * kPitch + walk.column;
+      const T* const from = x + place.offset * view.token + place.d;
+      const int64_t block_stride = p.block * view.token;
+#pragma unroll
+      for (int r = 0; r < kN; r += walk.kRowsApart) {
+        const int j = walk.row + r;
+        const bool valid = token_there<T>(p, h.real, j, place);
+        copy_async(tile + j * kPitch, valid ? from + j * block_stride : x, valid);
+      }
+    }
+    commit_copies();
+  };
+  load(0);
+  load(1);
+  load_relaxed<T, kN>(a_tile, p, h.flat_head);
+  __syncthreads();
+  uint32_t a[kN / 16][kM][4];
+#pragma unroll
+  for (int k = 0; k < kN / 16; ++k) {
+#pragma unroll
+    for (int m = 0; m < kM; ++m) load_a<kPitchA>(a[k][m], a_tile, row + m * 16, k * 16, lane);
+  }
+
+  for (int step = 0; step < steps; ++step) {
+    wait_copies<1>();
+    __syncthreads();
+    load(step + 2);
+    T* const tile = tiles + step % kSortStages * kN * kPitch;
+    float acc[kM][kTiles8][4] = {};
+#pragma unroll
+    for (int k = 0; k < kN / 16; ++k) {
+#pragma unroll
+      for (int n = 0; n < kTiles8; n += 2) {
+        uint32_t b[4];
+        load_b_transposed<kPitch>(b, tile, column + n * 8, k * 16, lane);
+#pragma unroll
+        for (int m = 0; m < kM; ++m) {
+          mma<T>(acc[m][n], a[k][m], b[0], b[1]);
+          mma<T>(acc[m][n + 1], a[k][m], b[2], b[3]);
+        }
+      }
+    }
+    __syncthreads();
+    const int c0 = (first + step) * kColumns;
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+#pragma unroll
+      for (int n = 0; n < kTiles8; ++n) {
+        const int r = row + m * 16 + lane / 4, c = column + n * 8 + lane % 4 * 2;
+        bool finite = true;
+#pragma unroll
+        for (int e = 0; e < 4; ++e) finite &= isfinite(acc[m][n][e]);
+        if (!finite) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
+            if (r + e / 2 * 8 < p.rows && c0 + c + e % 2 < columns) {
+              acc[m][n][e] = sum_exactly<T, false>(h, nullptr, side, r + e / 2 * 8, c0 + c + e % 2);
+            }
+          }
+        }
+        *reinterpret_cast<uint32_t*>(tile + r * kPitch + c) = pack<T>(acc[m][n][0], acc[m][n][1]);
+        *reinterpret_cast<uint32_t*>(tile + (r + 8) * kPitch + c) =
+            pack<T>(acc[m][n][2], acc[m][n][3]);
+      }
+    }
+    __syncthreads();
+    if (c0 + walk.column < columns) {
+#pragma unroll
+      for (int r = 0; r < kN; r += walk.kRowsApart) {
+        const int i = walk.row + r;
+        if (i < p.rows) {
+          *reinterpret_cast<uint4*>(out + static_cast<int64_t>(i) * columns + c0 + walk.column) =
+              *reinterpret_cast<const uint4*>(tile + i * kPitch + walk.column);
+        }
+      }
+    }
+  }
+}
+
+constexpr int kUndoStages = 2;
+template <int kN>
+constexpr int undo_small_shared() {
+  return kUndoStages * 3 * kN * (4096 / kN + kPad) * 2 + kN * (kN + kPad) * 2;
+}
+
+// Grid: shares of the columns, heads. partial [shares, B, H, rows, N].
+template <class T, int kN>
+__global__ void __launch_bounds__(128, kN == 64 ? 3 : 4)
+    undo_small_kernel(const __grid_constant__ AttentionCall p, float* partial) {
+  constexpr int kColumns = 4096 / kN, kPitch = kColumns + kPad, kPitchA = kN + kPad;
+  constexpr int kSize = kN * kPitch;
+  constexpr bool kApart = kN < 64;                                  // warps take columns apart
+  constexpr int kM = kN >= 32 ? 2 : 1, kTiles8 = kN == 16 ? 8 : 4;  // of dx; kN = 16: 16 x 64
+  constexpr int kTilesR = kN == 16 ? 2 : 4;                         // of dR: 16 x 16 or 32 x 32
+  extern __shared__ __align__(16) unsigned char shared[];
+  T* const tiles = reinterpret_cast<T*>(shared);  // [stage][dx', x, dx]
+  T* const a_tile = tiles + kUndoStages * 3 * kSize;
+
+  const SortHead<T> h(p, blockIdx.y);
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int row = kApart ? 0 : warp % 2 * 32;                      // of both results
+  const int column = kApart ? warp * kTiles8 * 8 : warp / 2 * 32;  // of dx, and of dR if not apart
+  const int columns = h.columns();
+  const PieceWalk<kColumns> walk;
+  const int column_tiles = (columns + kColumns - 1) / kColumns, all = 2 * column_tiles;
+  const int share = (all + gridDim.x - 1) / gridDim.x, first = blockIdx.x * share;
+  const int steps = max(0, min(all, first + share) - first);
+
+  const auto load = [&](int step) {
+    if (step < steps) {
+      const int side = (first + step) / column_tiles;
+      const int c = (first + step) % column_tiles * kColumns + walk.column;
+      const ColumnPlace place(p, c);
+      T* const tile = tiles + step % kUndoStages * 3 * kSize + walk.column;
+      const T* const change =
+          static_cast<const T*>(side == 0 ? p.grad_sorted_key : p.grad_sorted_value) +
+          h.flat_head * p.rows * columns;
+      const Tokens& view = side == 0 ? p.key : p.value;
+      const Tokens& gradient = side == 0 ? p.grad_key : p.grad_value;
+      const T* const x = head_of<const T>(view, p.sequences, h.batch, h.key_head);
+      const T* const local = head_of<const T>(gradient, p.sequences, h.batch, h.key_head);
+      const T* const from_x = x + place.offset * view.token + place.d;
+      const T* const from_local = local + place.offset * gradient.token + place.d;
+#pragma unroll
+      for (int r = 0; r < kN; r += walk.kRowsApart) {
+        const int at = walk.row + r;
+        const bool sorted_there = place.exists && at < p.rows;
+        const bool there = token_there<T>(p, h.real, at, place), adds = there && !p.sortcut;
+        copy_async(tile + at * kPitch,
+                   change + (sorted_there ? static_cast<int64_t>(at) * columns + c : 0),
+                   sorted_there);
+        copy_async(tile + kSize + at * kPitch, there ? from_x + at * (p.block * view.token) : x,
+                   there);
+        copy_async(tile + 2 * kSize + at * kPitch,
+                   adds ? from_local + at * (p.block * gradient.token) : x, adds);
+      }
+    }
+    commit_copies();
+  };
+  load(0);
+  load_relaxed<T, kN>(a_tile, p, h.flat_head);
+  __syncthreads();
+  uint32_t a[kN / 16][kM][4];  // R', rows j
+#pragma unroll
+  for (int k = 0; k < kN / 16; ++k) {
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+      load_a_transposed<kPitchA>(a[k][m], a_tile, row + m * 16, k * 16, lane);
+    }
+  }
+
+  float dr[kM][kTilesR][4] = {};
+  for (int step = 0; step < steps; ++step) {
+    load(step + 1);
+    wait_copies<1>();
+    __syncthreads();
+    T* const change = tiles + step % kUndoStages * 3 * kSize;
+    const T* const x = change + kSize;
+    T* const local = change + 2 * kSize;
+    // dR += dx' x': over the tile's columns, or a warp's own.
+#pragma unroll
+    for (int k = 0; k < (kApart ? kTiles8 * 8 : kColumns); k += 16) {
+      const int at = (kApart ? column : 0) + k;
+      uint32_t left[kM][4], b[4];
+#pragma unroll
+      for (int m = 0; m < kM; ++m) load_a<kPitch>(left[m], change, row + m * 16, at, lane);
+#pragma unroll
+      for (int n = 0; n < kTilesR; n += 2) {
+        load_b<kPitch>(b, x, (kApart ? 0 : column) + n * 8, at, lane);
+#pragma unroll
+        for (int m = 0; m < kM; ++m) {
+          mma<T>(dr[m][n], left[m], b[0], b[1]);
+          mma<T>(dr[m][n + 1], left[m], b[2], b[3]);
+        }
+      }
+    }
+    // dx = local + R' dx', each lane's numbers in place of the local ones it reads.
+    float acc[kM][kTiles8][4] = {};
+#pragma unroll
+    for (int k = 0; k < kN / 16; ++k) {
+#pragma unroll
+      for (int n = 0; n < kTiles8; n += 2) {
+        uint32_t b[4];
+        load_b_transposed<kPitch>(b, change, column + n * 8, k * 16, lane);
+#pragma unroll
+        for (int m = 0; m < kM; ++m) {
+          mma<T>(acc[m][n], a[k][m], b[0], b[1]);
+          mma<T>(acc[m][n + 1], a[k][m], b[2], b[3]);
+        }
+      }
+    }
+    const int side = (first + step) / column_tiles;
+    const int c0 = (first + step) % column_tiles * kColumns;
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+#pragma unroll
+      for (int n = 0; n < kTiles8; ++n) {
+        const int r = row + m * 16 + lane / 4, c = column + n * 8 + lane % 4 * 2;
+        bool finite = true;
+#pragma unroll
+        for (int e = 0; e < 4; ++e) finite &= isfinite(acc[m][n][e]);
+        if (!finite) {
+          const T* const from =
+              static_cast<const T*>(side == 0 ? p.grad_sorted_key : p.grad_sorted_value);
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
+            if (r + e / 2 * 8 < p.blocks && c0 + c + e % 2 < columns) {
+              acc[m][n][e] = sum_exactly<T, true>(h, from, side, r + e / 2 * 8, c0 + c + e % 2);
+            }
+          }
+        }
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          uint32_t* const at = reinterpret_cast<uint32_t*>(local + (r + 8 * half) * kPitch + c);
+          const float2 old = unpack<T>(*at);
+          *at = pack<T>(old.x + acc[m][n][2 * half], old.y + acc[m][n][2 * half + 1]);
+        }
+      }
+    }
+    __syncthreads();
+    const ColumnPlace place(p, c0 + walk.column);
+    if (place.exists) {
+      const Tokens& gradient = side == 0 ? p.grad_key : p.grad_value;
+      T* const out = head_of<T>(gradient, p.sequences, h.batch, h.key_head) +
+                     place.offset * gradient.token + place.d;
+#pragma unroll
+      for (int r = 0; r < kN; r += walk.kRowsApart) {
+        const int j = walk.row + r, t = j * p.block + place.offset;
+        if (j < p.blocks && t < p.length) {
+          const bool is_real = h.real == nullptr || h.real[t] != 0;
+          *reinterpret_cast<uint4*>(out + j * (p.block * gradient.token)) =
+              is_real ? *reinterpret_cast<const uint4*>(local + j * kPitch + walk.column)
+                      : make_uint4(0, 0, 0, 0);
+        }
+      }
+    }
+    __syncthreads();  // before the tile is loaded again
+  }
+
+  float* const out =
+      partial + (blockIdx.x * static_cast<int64_t>(gridDim.y) + h.flat_head) * p.rows * p.blocks;
+  if constexpr (kApart) {
+    // The warps' sums, added in order through shared memory.
+    float* const sums = reinterpret_cast<float*>(shared);  // [warp][kN][kN]
+    wait_copies<0>();
+    __syncthreads();
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+#pragma unroll
+      for (int n = 0; n < kTilesR; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const int i = m * 16 + lane / 4 + e / 2 * 8, j = n * 8 + lane % 4 * 2 + e % 2;
+          sums[(warp * kN + i) * kN + j] = dr[m][n][e];
+        }
+      }
+    }
+    __syncthreads();
+    for (int v = threadIdx.x; v < kN * kN; v += 128) {
+      const int i = v / kN, j = v % kN;
+      if (i < p.rows && j < p.blocks) {
+        out[i * p.blocks + j] =
+            sums[v] + sums[kN * kN + v] + sums[2 * kN * kN + v] + sums[3 * kN * kN + v];
+      }
+    }
+  } else {
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+#pragma unroll
+      for (int n = 0; n < kTilesR; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const int i = row + m * 16 + lane / 4 + e / 2 * 8,
+                    j = column + n * 8 + lane % 4 * 2 + e % 2;
+          if (i < p.rows && j < p.blocks) out[i * p.blocks + j] = dr[m][n][e];
+        }
+      }
+    }
+  }
+}
+
+}  // namespace sinkhorn::cuda

@@ -1,0 +1,269 @@
+#include "ops/attention/cuda_call.h"
+
+#include <ATen/ops/baddbmm.h>
+#include <ATen/ops/bmm.h>
+#include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <c10/core/DeviceGuard.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "kernels/cuda/sort.h"
+#include "ops/composite/blocks.h"
+#include "ops/stream.h"
+
+namespace sinkhorn::ops {
+namespace {
+
+// From this many blocks on the library's products are faster than ours, though ours leave out what
+// may not be read.
+constexpr int kLibraryBlocks = 129;
+// Queries that one part of sortcut's gradient of the sorted positions adds up.
+constexpr int kQueriesOfSplit = 1024;
+
+bool aligned(const Tensor& x) {
+  if (x.stride(-1) != 1 || reinterpret_cast<uintptr_t>(x.const_data_ptr()) % 16 != 0) return false;
+  for (int64_t d = 0; d + 1 < x.dim(); ++d) {
+    if (x.stride(d) % 8 != 0) return false;
+  }
+  return true;
+}
+
+// x itself, or a copy that kernels can read. A width that is not a multiple of 8 grows by zeros.
+Tensor readable(const Tensor& x) {
+  const int64_t missing = (8 - x.size(-1) % 8) % 8;
+  if (missing != 0) return at::constant_pad_nd(x, {0, missing}).contiguous();
+  return aligned(x) ? x : x.clone(at::MemoryFormat::Contiguous);
+}
+
+// `result` itself, or in its stead a tensor of the given width that kernels can write.
+Tensor writable(const Tensor& result, int64_t width) {
+  if (result.size(-1) == width && aligned(result)) return result;
+  std::vector<int64_t> sizes = result.sizes().vec();
+  sizes.back() = width;
+  return at::empty(sizes, result.options());
+}
+void hand_over(const Tensor& result, const Tensor& written) {
+  if (!result.is_same(written)) result.copy_(written.narrow(-1, 0, result.size(-1)));
+}
+
+cuda::Tokens tokens_of(const Tensor& x) {
+  return {x.data_ptr(), x.stride(0), x.stride(1), x.stride(2)};
+}
+
+}  // namespace
+
+CudaAttention::CudaAttention(const Tensor& query, const Tensor& key, const Tensor& value,
+                             const OptionalTensor& sort, int64_t block, int64_t rows,
+                             const OptionalTensor& mask, std::optional<double> scale,
+                             double dropout_p)
+    : given_query_(query), given_key_(key), given_value_(value) {
+  const int64_t width = query.size(3);
+  call.type = kernel_type(query.scalar_type());
+  call.batch = static_cast<int>(query.size(0));
+  call.heads = call.key_heads = static_cast<int>(query.size(1));
+  call.width = static_cast<int>((width + 7) / 8 * 8);
+  call.queries = static_cast<int>(query.size(2));
+  call.length = static_cast<int>(key.size(2));
+  call.block = static_cast<int>(std::min(block, key.size(2)));
+  call.blocks = (call.length - 1) / call.block + 1;
+  call.rows = sort.has_value() ? static_cast<int>(rows) : 0;
+  call.scale = static_cast<float>(scale.value_or(1.0 / std::sqrt(static_cast<double>(width))));
+  call.dropout.probability = dropout_p;
+  if (sort.has_value()) sort_ = *sort;
+  if (mask.has_value()) mask_ = *mask;
+}
+
+bool CudaAttention::covered() const {
+  constexpr int64_t kMost = std::numeric_limits<int>::max() / 2;
+  const Tensor& q = given_query_;
+  return q.size(0) > 0 && q.size(0) * q.size(1) < 32768 && q.size(2) < kMost &&
+         given_key_.size(2) < kMost && cuda::covers_attention(call);
+}
+
+bool CudaAttention::weighs() const {
+  return call.rows > 0 && (mask_.defined() || call.length % call.block != 0);
+}
+
+bool CudaAttention::by_library() const {
+  return call.rows == call.blocks && call.blocks >= kLibraryBlocks && !weighs();
+}
+
+void CudaAttention::set_sources() {
+  query_ = readable(given_query_);
+  key_ = readable(given_key_);
+  value_ = readable(given_value_);
+  call.query = tokens_of(query_);
+  call.key = tokens_of(key_);
+  call.value = tokens_of(value_);
+  if (mask_.defined()) {
+    mask_ = mask_.contiguous();
+    live_ = composite::real_tokens(mask_, query_, call.length, call.block).any(2).contiguous();
+    call.real = static_cast<const uint8_t*>(mask_.const_data_ptr());
+    call.live = static_cast<const uint8_t*>(live_.const_data_ptr());
+  }
+  if (call.rows > 0) {
+    sort_ = sort_.contiguous();
+    call.sort = sort_.const_data_ptr();
+    call.sort_type = kernel_type(sort_.scalar_type());
+  }
+}
+
+void CudaAttention::set_saved(const Tensor& stats, const Tensor& sorted_key,
+                              const Tensor& sorted_value, const Tensor& weight,
+                              const Tensor& sorted_out, const Tensor& rng) {
+  call.stats = stats.data_ptr<float>();
+  call.sorted_key = sorted_key.data_ptr();
+  call.sorted_value = sorted_value.data_ptr();
+  if (weighs()) call.weight = weight.data_ptr<float>();
+  call.sorted_out = sorted_out.data_ptr<float>();
+  call.dropout.rng = rng.const_data_ptr<int64_t>();
+}
+
+void CudaAttention::forward(const Tensor& out, const Tensor& stats, const Tensor& sorted_key,
+                            const Tensor& sorted_value, const Tensor& weight,
+                            const Tensor& sorted_out, const Tensor& rng) {
+  const c10::DeviceGuard guard(given_query_.device());
+  const cuda::Stream stream = current_stream(given_query_);
+  set_sources();
+  const bool kept = sorted_key.dim() > 1;
+  if (call.rows > 0) {
+    const std::vector<int64_t> sizes = {call.batch, call.heads, call.rows, call.block, call.width};
+    const bool as_they_are = kept && sorted_key.size(4) == call.width;
+    sorted_key_ = as_they_are ? sorted_key : at::empty(sizes, query_.options());
+    sorted_value_ = as_they_are ? sorted_value : at::empty(sizes, query_.options());
+  } else {
+    sorted_key_ = sorted_key;
+    sorted_value_ = sorted_value;
+  }
+  // With combine = outputs the kernel puts the sorted term aside in rows of its own width.
+  const Tensor aside = sorted_out.dim() > 1 ? writable(sorted_out, call.width) : sorted_out;
+  set_saved(stats, sorted_key_, sorted_value_, weight, aside, rng);
+  if (call.rows > 0) sort_blocks(sorted_key_, sorted_value_);
+  if (!weighs()) weight.fill_(1.0);
+  const Tensor written = writable(out, call.width);
+  call.out = tokens_of(written);
+  cuda::launch_attention_fwd(call, stream);
+  hand_over(out, written);
+  if (aside.dim() > 1) hand_over(sorted_out, aside);
+  if (kept) {
+    hand_over(sorted_key, sorted_key_);
+    hand_over(sorted_value, sorted_value_);
+  }
+}
+
+Tensor CudaAttention::in_blocks(const Tensor& x) const {
+  return x.contiguous().view({int64_t{call.batch} * call.heads, call.blocks, -1});
+}
+
+Tensor CudaAttention::select() const {
+  if (call.blocks <= cuda::kSmallBlocks) return at::empty({0}, query_.options());
+  const Tensor selected =
+      at::empty({int64_t{call.batch} * call.heads, call.rows, cuda::selected_pitch(call.blocks)},
+                query_.options());
+  cuda::launch_select(call, selected.data_ptr(), current_stream(query_));
+  return selected;
+}
+
+void CudaAttention::sort_blocks(Tensor& sorted_key, Tensor& sorted_value) const {
+  const cuda::Stream stream = current_stream(query_);
+  if (weighs()) cuda::launch_weight(call, stream);
+  const Tensor selected = select();
+  if (!by_library()) return cuda::launch_sort(call, selected.const_data_ptr(), stream);
+  const Tensor matrix = selected.narrow(2, 0, call.blocks);
+  Tensor to_key = in_blocks(sorted_key), to_value = in_blocks(sorted_value);  // views
+  at::bmm_out(to_key, matrix, in_blocks(key_));
+  at::bmm_out(to_value, matrix, in_blocks(value_));
+  if (call.causal != Causal::kNone) {
+    cuda::launch_sort_repair(call, stream);
+  }
+}
+
+Tensor CudaAttention::undo_sort(Tensor& grad_key, Tensor& grad_value, int weight_splits) const {
+  const cuda::Stream stream = current_stream(query_);
+  const Tensor selected = select();
+  const auto floats = query_.options().dtype(at::kFloat);
+  const int64_t heads = int64_t{call.batch} * call.heads;
+  Tensor partial;
+  int splits = 1;
+  if (by_library()) {
+    const Tensor back = selected.narrow(2, 0, call.blocks).transpose(1, 2);
+    const Tensor from_key = in_blocks(grad_sorted_key_), from_value = in_blocks(grad_sorted_value_);
+    Tensor to_key = in_blocks(grad_key), to_value = in_blocks(grad_value);  // views
+    partial = at::bmm(from_key, in_blocks(key_).transpose(1, 2), at::kFloat);
+    partial = at::baddbmm(partial, from_value, in_blocks(value_).transpose(1, 2), at::kFloat);
+    at::baddbmm_out(to_key, to_key, back, from_key);
+    at::baddbmm_out(to_value, to_value, back, from_value);
+  } else {
+    splits = cuda::undo_splits(call);
+    partial = at::empty({splits, heads, call.rows, call.blocks}, floats);
+    cuda::launch_undo(call, selected.const_data_ptr(), partial.data_ptr<float>(), splits, stream);
+  }
+  const Tensor result = at::empty(sort_.sizes(), sort_.options());
+  cuda::launch_sort_grad(call, partial.const_data_ptr<float>(), splits, weight_splits,
+                         result.data_ptr(), stream);
+  return result;
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> CudaAttention::backward(
+    const Tensor& grad, const Tensor& out, const Tensor& stats, const Tensor& sorted_key,
+    const Tensor& sorted_value, const Tensor& weight, const Tensor& sorted_out, const Tensor& rng) {
+  const c10::DeviceGuard guard(given_query_.device());
+  const cuda::Stream stream = current_stream(given_query_);
+  set_sources();
+  const auto floats = query_.options().dtype(at::kFloat);
+  const int64_t heads = int64_t{call.batch} * call.heads;
+  const Tensor grad_out = readable(grad), given_out = readable(out);
+  const bool sorts = call.rows > 0, apart = sorts && call.combine == Combine::kOutputs;
+  sorted_key_ = sorts ? readable(sorted_key) : sorted_key;
+  sorted_value_ = sorts ? readable(sorted_value) : sorted_value;
+  const Tensor aside =
+      apart ? at::constant_pad_nd(sorted_out, {0, call.width - sorted_out.size(3)}) : sorted_out;
+  set_saved(stats, sorted_key_, sorted_value_, weight, aside, rng);
+  call.out = tokens_of(given_out);
+  call.grad_out = tokens_of(grad_out);
+
+  const Tensor query = at::empty_like(given_query_), key = at::empty_like(given_key_),
+               value = at::empty_like(given_value_);
+  // The library adds to keys and values in blocks, which only a contiguous tensor is.
+  const auto written_like = [&](const Tensor& x) {
+    return by_library() && !x.is_contiguous()
+               ? at::empty({x.size(0), x.size(1), x.size(2), call.width}, x.options())
+               : writable(x, call.width);
+  };
+  Tensor to_query = writable(query, call.width), to_key = written_like(key),
+         to_value = written_like(value);
+  call.grad_query = tokens_of(to_query);
+  call.grad_key = tokens_of(to_key);
+  call.grad_value = tokens_of(to_value);
+  const Tensor delta = at::empty({heads, apart ? 2 : 1, call.queries}, floats);
+  call.delta = delta.data_ptr<float>();
+  Tensor partial, weight_gradient;
+  if (sorts) {
+    if (call.sortcut) call.splits = std::clamp(call.queries / kQueriesOfSplit, 1, 64);
+    grad_sorted_key_ = at::empty_like(sorted_key_);
+    grad_sorted_value_ = at::empty_like(sorted_value_);
+    call.grad_sorted_key = grad_sorted_key_.data_ptr();
+    call.grad_sorted_value = grad_sorted_value_.data_ptr();
+    if (weighs()) {
+      weight_gradient = at::empty({call.splits, heads, call.rows, call.block}, floats);
+      call.grad_weight = weight_gradient.data_ptr<float>();
+    }
+    if (call.splits > 1) {
+      partial = at::empty({call.splits, 2, heads, call.rows, call.block, call.width}, floats);
+      call.partial = partial.data_ptr<float>();
+    }
+  }
+  cuda::launch_attention_bwd(call, stream);
+  Tensor sort_gradient = at::empty({0}, query_.options());
+  if (sorts) sort_gradient = undo_sort(to_key, to_value, call.splits);
+  hand_over(query, to_query);
+  hand_over(key, to_key);
+  hand_over(value, to_value);
+  return {query, key, value, sort_gradient};
+}
+
+}  // namespace sinkhorn::ops

@@ -1,0 +1,52 @@
+// One call of the CUDA kernels of attention or sortcut, made from tensors.
+#pragma once
+
+#include "kernels/cuda/attention.h"
+#include "ops/common.h"
+
+namespace sinkhorn::ops {
+
+// Holds copies, where kernels need them, for as long as it lives: rows of D contiguous numbers,
+// aligned, D a multiple of 8.
+class CudaAttention {
+ public:
+  // rows: sorted blocks, 0 without a sort.
+  CudaAttention(const Tensor& query, const Tensor& key, const Tensor& value,
+                const OptionalTensor& sort, int64_t block, int64_t rows, const OptionalTensor& mask,
+                std::optional<double> scale, double dropout_p);
+
+  cuda::AttentionCall call{};  // the options left to the caller: causal, combine, window, sortcut
+
+  // To be asked when the options are set.
+  bool covered() const;
+
+  // out, stats, sorted_key, sorted_value, weight and sorted_out as allocated for the operator.
+  void forward(const Tensor& out, const Tensor& stats, const Tensor& sorted_key,
+               const Tensor& sorted_value, const Tensor& weight, const Tensor& sorted_out,
+               const Tensor& rng);  // the sorted copies may be empty: they are not kept then
+
+  // The gradients of query, key, value and sort.
+  std::tuple<Tensor, Tensor, Tensor, Tensor> backward(const Tensor& grad, const Tensor& out,
+                                                      const Tensor& stats, const Tensor& sorted_key,
+                                                      const Tensor& sorted_value,
+                                                      const Tensor& weight,
+                                                      const Tensor& sorted_out, const Tensor& rng);
+
+ private:
+  void set_sources();
+  void set_saved(const Tensor& stats, const Tensor& sorted_key, const Tensor& sorted_value,
+                 const Tensor& weight, const Tensor& sorted_out, const Tensor& rng);
+  bool weighs() const;      // some sorted position may lack a source
+  bool by_library() const;  // the products of the sort are Torch's
+  Tensor select() const;    // R as the products take it
+  void sort_blocks(Tensor& sorted_key, Tensor& sorted_value) const;
+  // Adds to the gradients of key and value; returns that of the sort.
+  Tensor undo_sort(Tensor& grad_key, Tensor& grad_value, int weight_splits) const;
+  Tensor in_blocks(const Tensor& x) const;  // contiguous [B, H, L, D] -> [B * H, N, b * D]
+
+  Tensor query_, key_, value_, sort_, mask_, live_;
+  Tensor sorted_key_, sorted_value_, grad_sorted_key_, grad_sorted_value_;
+  Tensor given_query_, given_key_, given_value_;  // whose layout gradients have
+};
+
+}  // namespace sinkhorn::ops
