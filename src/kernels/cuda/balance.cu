@@ -1,0 +1,78 @@
+// Picks the form of balance: by the number of blocks, and by what the columns need.
+//
+// The border: at 128 blocks a CTA holds a head's matrix in shared memory, 81 KB with what a causal
+// backward needs beside it, which every supported card has. The next size would be 256 KB. At 2048
+// blocks a CTA of 512 threads holds 8 rows in registers.
+#include "kernels/cuda/balance.h"
+#include "kernels/cuda/balance_launch.h"
+
+namespace sinkhorn::cuda {
+namespace {
+
+// Prefix and prior columns; the others are potentials.
+bool scans_columns(const BalanceParams& p) {
+  return p.iterations > 0 && (p.columns == Columns::kPrefix || p.columns == Columns::kPrior);
+}
+
+bool fits_a_head(const BalanceParams& p) { return p.blocks <= balance::kLargestHead; }
+bool fits_strips(const BalanceParams& p) { return p.blocks <= balance::kLargestStrip; }
+
+}  // namespace
+
+bool covers_balance(const BalanceParams& params) {
+  return !params.compute64 && params.blocks <= (int64_t{1} << 24) &&
+         params.iterations <= (int64_t{1} << 24) &&
+         (params.noise.data == nullptr || params.noise.type == Type::kFloat32);
+}
+
+int64_t balance_fwd_scratch(const BalanceParams& params) {
+  if (fits_a_head(params)) return 0;
+  if (fits_strips(params)) {
+    return scans_columns(params) ? balance::strip_causal_fwd_scratch(params)
+                                 : balance::strip_full_fwd_scratch(params);
+  }
+  return scans_columns(params) ? balance::tiled_causal_fwd_scratch(params)
+                               : balance::tiled_full_fwd_scratch(params);
+}
+
+int64_t balance_bwd_scratch(const BalanceParams& params) {
+  if (fits_a_head(params)) {
+    return scans_columns(params) ? balance::head_causal_bwd_scratch(params) : 0;
+  }
+  if (fits_strips(params)) {
+    return scans_columns(params) ? balance::strip_causal_bwd_scratch(params)
+                                 : balance::strip_full_bwd_scratch(params);
+  }
+  return scans_columns(params) ? balance::tiled_causal_bwd_scratch(params)
+                               : balance::tiled_full_bwd_scratch(params);
+}
+
+void launch_balance_fwd(const BalanceParams& params, void* scratch, Stream stream) {
+  if (params.batch == 0) return;
+  if (fits_a_head(params)) {
+    scans_columns(params) ? balance::head_causal_fwd(params, stream)
+                          : balance::head_full_fwd(params, stream);
+  } else if (fits_strips(params)) {
+    scans_columns(params) ? balance::strip_causal_fwd(params, scratch, stream)
+                          : balance::strip_full_fwd(params, scratch, stream);
+  } else {
+    scans_columns(params) ? balance::tiled_causal_fwd(params, scratch, stream)
+                          : balance::tiled_full_fwd(params, scratch, stream);
+  }
+}
+
+void launch_balance_bwd(const BalanceParams& params, void* scratch, Stream stream) {
+  if (params.batch == 0) return;
+  if (fits_a_head(params)) {
+    scans_columns(params) ? balance::head_causal_bwd(params, scratch, stream)
+                          : balance::head_full_bwd(params, stream);
+  } else if (fits_strips(params)) {
+    scans_columns(params) ? balance::strip_causal_bwd(params, scratch, stream)
+                          : balance::strip_full_bwd(params, scratch, stream);
+  } else {
+    scans_columns(params) ? balance::tiled_causal_bwd(params, scratch, stream)
+                          : balance::tiled_full_bwd(params, scratch, stream);
+  }
+}
+
+}  // namespace sinkhorn::cuda

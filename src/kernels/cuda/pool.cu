@@ -1,0 +1,134 @@
+// Launches of pool (pool.cuh): one for sums of ranges or their spreading, up to two for running
+// sums, up to two for the numbers of real tokens where a mask decides them.
+#include "kernels/cuda/check.cuh"
+#include "kernels/cuda/pool.cuh"
+#include "kernels/cuda/pool.h"
+
+namespace sinkhorn::cuda {
+namespace {
+
+using pool::Args;
+
+bool is_running(const PoolParams& p) { return p.causal && p.mode != PoolMode::kRecent; }
+bool needs_counts(const PoolParams& p) { return p.real != nullptr && p.mode != PoolMode::kSum; }
+
+int64_t rounded(int64_t bytes) { return (bytes + 31) / 32 * 32; }
+
+// The parts of the scratch, and its size in `bytes` if asked for.
+Args args_of(const PoolParams& p, void* scratch, int64_t* bytes = nullptr) {
+  Args a{};
+  a.p = p;
+  a.running = is_running(p);
+  a.share = p.block >= 64 ? 8 : p.block >= 32 ? 4 : p.block >= 16 ? 2 : 1;
+  a.runs = (p.blocks + pool::kRun - 1) / pool::kRun;
+  char* next = static_cast<char*>(scratch);
+  const auto take = [&](int64_t count) {
+    char* from = next;
+    next += rounded(4 * count);
+    return from;
+  };
+  if (a.running) {
+    a.sums = reinterpret_cast<float*>(take(p.batch * p.blocks * p.width));
+    a.totals = reinterpret_cast<float*>(take(p.batch * a.runs * p.width));
+    a.lost = reinterpret_cast<float*>(take(p.batch * a.runs * p.width));
+  }
+  if (needs_counts(p)) a.counts = reinterpret_cast<int*>(take(p.batch * p.blocks));
+  if (bytes != nullptr) *bytes = next - static_cast<char*>(scratch);
+  return a;
+}
+
+// Whether kWide columns at a time can be loaded or stored through a view of x.
+bool is_aligned(const PoolParams& p, int64_t wide, int64_t size) {
+  const View& x = p.x;
+  return p.width % wide == 0 && x.stride[3] == 1 && x.stride[0] % wide == 0 &&
+         x.stride[2] % wide == 0 && reinterpret_cast<uintptr_t>(x.data) % (wide * size) == 0;
+}
+
+unsigned range_ctas(const Args& a, int64_t pools) {
+  const int64_t each = pool::kWarps / a.share;
+  return static_cast<unsigned>(a.p.batch * ((pools + each - 1) / each) * a.tiles);
+}
+
+void launch_counts(const Args& a, Stream stream) {
+  if (a.counts == nullptr) return;
+  const int64_t pools = a.p.batch * a.p.blocks;
+  const unsigned ctas = static_cast<unsigned>((pools + pool::kWarps - 1) / pool::kWarps);
+  pool::pool_count_kernel<<<ctas, 32 * pool::kWarps, 0, stream>>>(a);
+  if (!a.running) return;
+  pool::pool_count_run_kernel<<<static_cast<unsigned>(a.p.batch), pool::kCountThreads, 0, stream>>>(
+      a);
+}
+
+template <class T, bool kBackward>
+void launch_run(const Args& a, Stream stream) {
+  const int64_t columns = (a.p.width + pool::kRunThreads - 1) / pool::kRunThreads;
+  const unsigned ctas = static_cast<unsigned>(a.p.batch * a.runs * columns);
+  if (a.runs > 1) {
+    pool::pool_total_kernel<T, kBackward><<<ctas, pool::kRunThreads, 0, stream>>>(a);
+  }
+  pool::pool_run_kernel<T, kBackward><<<ctas, pool::kRunThreads, 0, stream>>>(a);
+}
+
+template <class T, int kWide>
+void launch_fwd(Args a, Stream stream) {
+  a.tiles = static_cast<int>((a.p.width + 32 * kWide - 1) / (32 * kWide));
+  launch_counts(a, stream);
+  const unsigned ctas = range_ctas(a, a.p.blocks);
+  pool::pool_sum_kernel<T, kWide><<<ctas, 32 * pool::kWarps, 0, stream>>>(a);
+  if (a.running) launch_run<T, false>(a, stream);
+  check_launch("pool_fwd");
+}
+
+template <class T, int kWide>
+void launch_bwd(Args a, Stream stream) {
+  a.tiles = static_cast<int>((a.p.width + 32 * kWide - 1) / (32 * kWide));
+  launch_counts(a, stream);
+  if (a.running) launch_run<T, true>(a, stream);
+  const unsigned ctas = range_ctas(a, a.p.blocks + a.p.causal);
+  pool::pool_spread_kernel<T, kWide><<<ctas, 32 * pool::kWarps, 0, stream>>>(a);
+  check_launch("pool_bwd");
+}
+
+template <class T>
+void launch_fwd_of(const PoolParams& p, const Args& a, Stream stream) {
+  constexpr int kWide = 16 / sizeof(T);
+  is_aligned(p, kWide, sizeof(T)) ? launch_fwd<T, kWide>(a, stream) : launch_fwd<T, 1>(a, stream);
+}
+
+template <class T>
+void launch_bwd_of(const PoolParams& p, const Args& a, Stream stream) {
+  constexpr int kWide = 16 / sizeof(T);
+  is_aligned(p, kWide, sizeof(T)) ? launch_bwd<T, kWide>(a, stream) : launch_bwd<T, 1>(a, stream);
+}
+
+}  // namespace
+
+bool covers_pool(const PoolParams& params) { return !params.compute64; }
+
+int64_t pool_scratch(const PoolParams& params) {
+  int64_t bytes = 0;
+  args_of(params, nullptr, &bytes);
+  return bytes;
+}
+
+void launch_pool_fwd(const PoolParams& params, void* scratch, Stream stream) {
+  if (params.batch == 0) return;
+  const Args a = args_of(params, scratch);
+  switch (params.x.type) {
+    case Type::kBFloat16: return launch_fwd_of<__nv_bfloat16>(params, a, stream);
+    case Type::kFloat16: return launch_fwd_of<__half>(params, a, stream);
+    default: return launch_fwd_of<float>(params, a, stream);
+  }
+}
+
+void launch_pool_bwd(const PoolParams& params, void* scratch, Stream stream) {
+  if (params.batch == 0) return;
+  const Args a = args_of(params, scratch);
+  switch (params.x.type) {
+    case Type::kBFloat16: return launch_bwd_of<__nv_bfloat16>(params, a, stream);
+    case Type::kFloat16: return launch_bwd_of<__half>(params, a, stream);
+    default: return launch_bwd_of<float>(params, a, stream);
+  }
+}
+
+}  // namespace sinkhorn::cuda

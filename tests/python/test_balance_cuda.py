@@ -1,0 +1,169 @@
+"""The two CUDA forms of balance, and pool, where their tiles change: one CTA a head up to 128
+blocks, chunks of 32 rows and groups of heads above, few and many iterations. Skipped without a GPU.
+
+As a program it runs the same checks without pytest, and then prints times:
+
+  python3 tests/python/test_balance_cuda.py
+"""
+
+from __future__ import annotations
+
+import sys
+import unittest
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import comparison  # noqa: E402  (found through the path set above)
+import gpu_checks  # noqa: E402
+from cases import BALANCE_RULES, POOL_MODES, Balance, Case, Pool  # noqa: E402
+from support import load_libraries, randn, value_and_grads  # noqa: E402
+
+ops = torch.ops.sinkhorn
+SIZES = (15, 16, 17, 32, 33, 64, 65, 128, 129, 160, 161, 257)
+ITERATIONS = (5, 1, 9, 2, 20)  # beyond 7 backward replays in stretches
+
+
+def on_gpu() -> None:
+    if not torch.cuda.is_available():
+        raise unittest.SkipTest("needs a CUDA device")
+
+
+def balance_cases() -> list[Balance]:
+    found = []
+    for turn, N in enumerate(SIZES):
+        for rule, (causal, columns, window) in enumerate(BALANCE_RULES):
+            if (rule + turn) % 3 == 0:
+                found.append(Balance(causal, columns, ITERATIONS[(rule + turn // 3) % 5], window,
+                                     bool(turn & 1), bool(rule & 1), 2, 2, N))
+    return found
+
+
+def faults(chosen: list[Case], check: str, dtype: torch.dtype) -> list[str]:
+    found = []
+    for case in chosen:
+        some = (gpu_checks.values(case, dtype, "cuda", {}) if check == "values" else
+                getattr(gpu_checks, check)(case, dtype, "cuda"))
+        found += [f"{dtype}, {case}: {fault}" for fault in some]
+    return found
+
+
+def test_balance_is_as_good_as_eager_at_the_borders_of_its_tiles():
+    on_gpu()
+    chosen = balance_cases()
+    found = faults(chosen, "values", torch.float32) + faults(chosen[::4], "values", torch.bfloat16)
+    assert not found, "\n".join(found)
+
+
+def test_balance_rows_do_not_depend_on_later_rows_in_either_form():
+    on_gpu()
+    chosen = [case for case in balance_cases() if case.causal != "none" and case.columns != "full"]
+    found = faults(chosen[::2], "causality", torch.float32)
+    assert not found, "\n".join(found)
+
+
+def test_more_heads_than_a_group_give_each_head_its_own_result():
+    on_gpu()
+    for causal, columns in (("none", "full"), ("strict", "prefix"), ("inclusive", "prior")):
+        case = Balance(causal, columns, 3, noise=True, B=20, H=3, N=140)  # groups of 51
+        inputs = case.inputs(torch.float32, "cuda")
+        grad = comparison.output_gradient(case, inputs, torch.float32)
+        whole = value_and_grads("sinkhorn", case, inputs, grad)
+        for first in (0, 16, 19):
+            part = {name: None if x is None else x[first : first + 1] for name, x in inputs.items()}
+            one = value_and_grads("sinkhorn", replace(case, B=1), part, grad[first : first + 1])
+            for name, x in one.items():
+                assert torch.equal(x, whole[name][first : first + 1]), f"{case}: {name}"
+
+
+def test_large_logits_give_finite_results_and_rows_that_sum_to_1_in_the_tiled_form():
+    on_gpu()
+    for causal, columns, window in BALANCE_RULES:
+        for size in (30.0, 1e6):
+            logits = (size * randn(1, 2, 150, 150, seed=1, dtype=torch.float32)).cuda()
+            logits.requires_grad_()
+            result = ops.balance(logits, 5, 1.0, causal, columns, window)
+            (grad,) = torch.autograd.grad(result, logits, torch.rand_like(result))
+            assert torch.isfinite(result).all() and torch.isfinite(grad).all()
+            sums = result.sum(-1)[..., window + (causal == "strict"):]
+            torch.testing.assert_close(sums, torch.ones_like(sums), rtol=0, atol=1e-5)
+
+
+def test_pool_is_as_good_as_eager_for_wide_and_odd_rows_and_many_blocks():
+    on_gpu()
+    chosen = [Pool(mode, causal, mask, 2, L, block, E) for mode, causal in POOL_MODES
+              for mask in ("none", "holes")
+              for L, block, E in ((1500, 1, 8), (5000, 16, 24), (257, 64, 264), (130, 200, 33))]
+    found = faults(chosen, "values", torch.float32) + faults(chosen[::3], "values", torch.bfloat16)
+    found += faults([case for case in chosen if case.causal], "causality", torch.bfloat16)
+    assert not found, "\n".join(found)
+
+
+# Times -------------------------------------------------------------------------------------------
+
+
+def microseconds(run) -> float:
+    """The median replay of a captured call."""
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        run()
+    side.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    times = []
+    for _ in range(30):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end))
+    return 1e3 * sorted(times)[15]
+
+
+def print_times() -> None:
+    print("balance, 5 iterations, us            forward  backward")
+    for heads, N in ((512, 16), (128, 64), (64, 128), (8, 1024), (1, 4096)):
+        for causal, columns in (("none", "full"), ("strict", "prefix"), ("strict", "prior")):
+            logits = torch.randn(1, heads, N, N, device="cuda")
+            options = (5, 0.75, causal, columns, 0, None, None)
+            result, terms = ops.balance_fwd(logits, *options)
+            grad = torch.randn_like(result)
+            forward = microseconds(lambda: ops.balance_fwd(logits, *options))
+            backward = microseconds(lambda: ops.balance_bwd(grad, logits, terms, *options))
+            print(f"{heads:4d} heads of {N:5d}, {causal:6s} {columns:6s}   "
+                  f"{forward:9.1f} {backward:9.1f}", flush=True)
+    print("pool, 65,536 tokens of 512, bfloat16, us")
+    for mode, causal in POOL_MODES:
+        x = torch.randn(16, 4096, 512, device="cuda", dtype=torch.bfloat16)
+        pooled = ops.pool_fwd(x, 64, mode, causal, None)
+        forward = microseconds(lambda: ops.pool_fwd(x, 64, mode, causal, None))
+        backward = microseconds(lambda: ops.pool_bwd(pooled, None, 4096, 64, mode, causal))
+        print(f"{mode:6s} causal={causal!s:6s}               {forward:9.1f} {backward:9.1f}")
+
+
+def main() -> None:
+    if not torch.cuda.is_available():
+        print("no CUDA device; nothing was run")
+        sys.exit(77)
+    load_libraries()
+    failed = 0
+    for name, test in list(globals().items()):
+        if not name.startswith("test_"):
+            continue
+        try:
+            test()
+            print(f"passed  {name}", flush=True)
+        except Exception as error:  # noqa: BLE001  (whatever it is, it is this test's failure)
+            failed += 1
+            print(f"FAILED  {name}\n{str(error)[:3000]}", flush=True)
+    print_times()
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()
