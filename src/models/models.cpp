@@ -2,12 +2,11 @@
 
 #include <ATen/ops/argmax.h>
 #include <ATen/ops/cat.h>
-#include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/dropout.h>
 #include <ATen/ops/full.h>
-#include <ATen/ops/linear.h>
 #include <ATen/ops/where.h>
 
+#include "ops/fused/fused.h"
 #include "sinkhorn/error.h"
 
 namespace sinkhorn::models {
@@ -37,10 +36,6 @@ nn::Context with_mask(nn::Context context, const std::optional<at::Tensor>& mask
   return context;
 }
 
-at::Tensor tied_output(const at::Tensor& x, const nn::Embedding& embedding) {
-  return at::linear(x, embedding.weight.to(x.scalar_type()));
-}
-
 // targets one step later behind the begin token.
 at::Tensor shift_right(const at::Tensor& targets) {
   const at::Tensor begin = at::full({targets.size(0), 1}, kBegin, targets.options());
@@ -52,12 +47,11 @@ at::Tensor shift_right(const at::Tensor& targets) {
 Model::Model(const ModelConfig& config) : config_(config) { check_model(config); }
 
 at::Tensor Model::loss(const Input& input, const nn::Context& context) {
-  at::Tensor scores = logits(input, context);
-  if (scores.scalar_type() != at::kDouble) scores = scores.to(at::kFloat);
+  const at::Tensor scores = logits(input, context);
   const double smoothing = is_training() ? config_.label_smoothing : 0.0;
   const bool classes = input.targets.dim() == 1;
-  return at::cross_entropy_loss(scores.flatten(0, -2), input.targets.flatten(), {},
-                                at::Reduction::Mean, classes ? -100 : kPad, smoothing);
+  return ops::cross_entropy(scores.flatten(0, -2), input.targets.flatten(), classes ? -100 : kPad,
+                            smoothing);
 }
 
 int64_t Model::parameter_count() const {
@@ -79,7 +73,7 @@ LanguageModel::LanguageModel(const ModelConfig& c) : Model(c) {
 at::Tensor LanguageModel::logits(const Input& input, const nn::Context& context) {
   const at::Tensor x = at::dropout(embedding_->forward(input.ids), config_.dropout, is_training());
   const at::Tensor y = decoder_->forward(x, with_mask(context, input.mask));
-  return output_ != nullptr ? output_->forward(y) : tied_output(y, *embedding_);
+  return output_ != nullptr ? output_->forward(y) : embedding_->tied_output(y);
 }
 
 std::vector<std::shared_ptr<nn::SinkhornAttention>> LanguageModel::attentions() const {
@@ -105,7 +99,7 @@ nn::Memory Seq2Seq::encode(const at::Tensor& ids, const std::optional<at::Tensor
 at::Tensor Seq2Seq::decode(const at::Tensor& ids, const std::optional<at::Tensor>& mask,
                            const nn::Memory& memory, const nn::Context& context) {
   const at::Tensor x = at::dropout(embedding_->forward(ids), config_.dropout, is_training());
-  return tied_output(decoder_->forward(x, with_mask(context, mask), &memory), *embedding_);
+  return embedding_->tied_output(decoder_->forward(x, with_mask(context, mask), &memory));
 }
 
 at::Tensor Seq2Seq::logits(const Input& input, const nn::Context& context) {

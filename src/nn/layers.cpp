@@ -1,15 +1,13 @@
 #include "sinkhorn/nn/layers.h"
 
 #include <ATen/Context.h>
+#include <ATen/ops/_foreach_copy.h>
+#include <ATen/ops/add.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
-#include <ATen/ops/dropout.h>
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/layer_norm.h>
-#include <ATen/ops/linear.h>
 #include <ATen/ops/ones.h>
-#include <ATen/ops/relu.h>
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -17,7 +15,45 @@
 
 #include <cmath>
 
+#include "ops/fused/fused.h"
+
 namespace sinkhorn::nn {
+
+std::optional<at::Tensor> ParameterCopy::find(const at::Tensor& parameter, at::ScalarType type) {
+  if (parameter.scalar_type() == type) return std::nullopt;
+  const bool serves = fresh_ && wanted_ == type && parameter_.is_same(parameter);
+  parameter_ = parameter;
+  wanted_ = type;
+  return serves ? std::optional<at::Tensor>(copy_) : std::nullopt;
+}
+
+CopyScope::CopyScope(torch::nn::Module& root) {
+  const at::NoGradGuard no_grad;
+  std::vector<at::Tensor> from, to;
+  for (const auto& module : root.modules(/*include_self=*/false)) {
+    auto* holder = dynamic_cast<CopyHolder*>(module.get());
+    if (holder == nullptr) continue;
+    for (ParameterCopy* copy : holder->copies()) {
+      if (!copy->wanted_.has_value()) continue;
+      const at::Tensor& parameter = copy->parameter_;
+      const auto options = parameter.options().dtype(*copy->wanted_);
+      if (!copy->copy_.defined() || copy->copy_.scalar_type() != *copy->wanted_ ||
+          copy->copy_.device() != parameter.device()) {
+        copy->copy_ = at::empty(parameter.sizes(), options);
+      }
+      copies_.push_back(copy);
+      from.push_back(parameter.detach());
+      to.push_back(copy->copy_);
+    }
+  }
+  if (to.empty()) return;
+  at::_foreach_copy_(to, from);
+  for (ParameterCopy* copy : copies_) copy->fresh_ = true;
+}
+
+CopyScope::~CopyScope() {
+  for (ParameterCopy* copy : copies_) copy->fresh_ = false;
+}
 
 Linear::Linear(int64_t in, int64_t out, bool with_bias, int64_t parts) {
   weight = at::empty({out, in});
@@ -28,9 +64,23 @@ Linear::Linear(int64_t in, int64_t out, bool with_bias, int64_t parts) {
 }
 
 at::Tensor Linear::forward(const at::Tensor& x) {
-  const auto type = x.scalar_type();
-  return at::linear(x, weight.to(type),
-                    bias.defined() ? std::optional<at::Tensor>(bias.to(type)) : std::nullopt);
+  const auto with_bias = bias.defined() ? std::optional<at::Tensor>(bias) : std::nullopt;
+  ops::LinearOptions options;
+  options.weight_copy = weight_copy_.find(weight, x.scalar_type());
+  if (with_bias) options.bias_copy = bias_copy_.find(bias, x.scalar_type());
+  return ops::linear(x, weight, with_bias, options);
+}
+
+at::Tensor Linear::relu_forward(const at::Tensor& x, double dropout) {
+  ops::LinearOptions options{weight_copy_.find(weight, x.scalar_type()),
+                             bias_copy_.find(bias, x.scalar_type()), /*relu=*/true, dropout};
+  return ops::linear(x, weight, bias, options);
+}
+
+std::vector<ParameterCopy*> Linear::copies() { return {&weight_copy_, &bias_copy_}; }
+
+at::Tensor Residual::settled() const {
+  return part.defined() ? ops::residual(sum, part, dropout) : sum;
 }
 
 LayerNorm::LayerNorm(int64_t width) {
@@ -39,8 +89,18 @@ LayerNorm::LayerNorm(int64_t width) {
 }
 
 at::Tensor LayerNorm::forward(const at::Tensor& x, const Context& context) {
-  return at::layer_norm(x, weight.sizes(), weight, bias, 1e-6)
-      .to(context.compute.value_or(weight.scalar_type()));
+  Residual alone{x};
+  return forward(alone, context);
+}
+
+at::Tensor LayerNorm::forward(Residual& x, const Context& context) {
+  constexpr double kEpsilon = 1e-6;
+  const ops::NormOptions options{kEpsilon, x.dropout,
+                                 context.compute.value_or(weight.scalar_type())};
+  if (!x.part.defined()) return ops::norm(x.sum, weight, bias, options);
+  auto [sum, normed] = ops::add_norm(x.sum, x.part, weight, bias, options);
+  x = {sum};
+  return normed;
 }
 
 FeedForward::FeedForward(int64_t width, int64_t inner, double dropout) : dropout_(dropout) {
@@ -49,7 +109,7 @@ FeedForward::FeedForward(int64_t width, int64_t inner, double dropout) : dropout
 }
 
 at::Tensor FeedForward::forward(const at::Tensor& x) {
-  return out_->forward(at::dropout(at::relu(in_->forward(x)), dropout_, is_training()));
+  return out_->forward(in_->relu_forward(x, is_training() ? dropout_ : 0.0));
 }
 
 Embedding::Embedding(int64_t vocab, int64_t width, int64_t longest) : longest_(longest) {
@@ -76,8 +136,16 @@ at::Tensor Embedding::positions(int64_t length, const at::TensorOptions& options
 
 at::Tensor Embedding::forward(const at::Tensor& ids) {
   const double scale = std::sqrt(static_cast<double>(weight.size(1)));
-  return at::embedding(weight, ids) * scale + positions(ids.size(1), weight.options());
+  return at::add(positions(ids.size(1), weight.options()), at::embedding(weight, ids), scale);
 }
+
+at::Tensor Embedding::tied_output(const at::Tensor& x) {
+  ops::LinearOptions options;
+  options.weight_copy = weight_copy_.find(weight, x.scalar_type());
+  return ops::linear(x, weight, std::nullopt, options);
+}
+
+std::vector<ParameterCopy*> Embedding::copies() { return {&weight_copy_}; }
 
 namespace {
 

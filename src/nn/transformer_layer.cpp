@@ -1,7 +1,5 @@
 #include "sinkhorn/nn/transformer_layer.h"
 
-#include <ATen/ops/dropout.h>
-
 namespace sinkhorn::nn {
 
 TransformerLayer::TransformerLayer(const LayerConfig& c) : dropout_(c.dropout) {
@@ -20,19 +18,22 @@ TransformerLayer::TransformerLayer(const LayerConfig& c) : dropout_(c.dropout) {
   ff_ = register_module("ff", std::make_shared<FeedForward>(width, c.ff_width, c.relu_dropout));
 }
 
-at::Tensor TransformerLayer::residual(const at::Tensor& x, const at::Tensor& part) const {
-  return x + at::dropout(part, dropout_, is_training());
+Residual TransformerLayer::advance(Residual x, const Context& context, const Memory* memory) {
+  const double dropout = is_training() ? dropout_ : 0.0;
+  const at::Tensor normed = attention_norm_->forward(x, context);
+  x = {x.sum, attention_->forward(normed, context), dropout};
+  if (cross_ != nullptr) {
+    const at::Tensor query = cross_norm_->forward(x, context);
+    x = {x.sum, cross_->forward(query, memory->states.to(query.scalar_type()), memory->mask),
+         dropout};
+  }
+  const at::Tensor inner = ff_norm_->forward(x, context);
+  return {x.sum, ff_->forward(inner), dropout};
 }
 
-at::Tensor TransformerLayer::forward(const at::Tensor& input, const Context& context,
+at::Tensor TransformerLayer::forward(const at::Tensor& x, const Context& context,
                                      const Memory* memory) {
-  at::Tensor x =
-      residual(input, attention_->forward(attention_norm_->forward(input, context), context));
-  if (cross_ != nullptr) {
-    const at::Tensor normed = cross_norm_->forward(x, context);
-    x = residual(x, cross_->forward(normed, memory->states.to(normed.scalar_type()), memory->mask));
-  }
-  return residual(x, ff_->forward(ff_norm_->forward(x, context)));
+  return advance({x}, context, memory).settled();
 }
 
 Stack::Stack(const LayerConfig& config, int64_t layers, bool checkpoint) : checkpoint_(checkpoint) {
@@ -43,22 +44,23 @@ Stack::Stack(const LayerConfig& config, int64_t layers, bool checkpoint) : check
   norm_ = register_module("norm", std::make_shared<LayerNorm>(config.place.width));
 }
 
-at::Tensor Stack::forward(at::Tensor x, const Context& context, const Memory* memory) {
+at::Tensor Stack::forward(at::Tensor input, const Context& context, const Memory* memory) {
+  Residual x{std::move(input)};
   for (const auto& layer : layers_) {
     if (!checkpoint_ || !is_training()) {
-      x = layer->forward(x, context, memory);
+      x = layer->advance(x, context, memory);
       continue;
     }
-    std::vector<at::Tensor> inputs{x};
+    std::vector<at::Tensor> inputs{x.sum};
     if (memory != nullptr) inputs.push_back(memory->states);
     const std::optional<at::Tensor> memory_mask = memory == nullptr ? std::nullopt : memory->mask;
-    x = checkpoint(
+    x = {checkpoint(
         [layer, context, memory_mask](const std::vector<at::Tensor>& in) {
           if (in.size() == 1) return layer->forward(in[0], context);
           const Memory again{in[1], memory_mask};
           return layer->forward(in[0], context, &again);
         },
-        inputs);
+        inputs)};
   }
   return norm_->forward(x, context);
 }

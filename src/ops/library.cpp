@@ -57,6 +57,40 @@ TORCH_LIBRARY(sinkhorn, m) {
       "int budget, Tensor? mask, float? scale, float dropout_p) "
       "-> (Tensor, Tensor, Tensor, Tensor)");
 
+  // Of the training step (ops/fused).
+  m.def(
+      "add_norm(Tensor x, Tensor part, Tensor weight, Tensor bias, float epsilon, float dropout_p, "
+      "ScalarType dtype) -> (Tensor, Tensor)",
+      draws);
+  m.def("norm(Tensor x, Tensor weight, Tensor bias, float epsilon, ScalarType dtype) -> Tensor");
+  m.def("residual(Tensor x, Tensor part, float dropout_p) -> Tensor", draws);
+  m.def(
+      "add_norm_fwd(Tensor x, Tensor? part, Tensor? weight, Tensor? bias, float epsilon, "
+      "float dropout_p, ScalarType dtype) "
+      "-> (Tensor sum, Tensor normed, Tensor mean, Tensor rstd, Tensor rng)",
+      draws);
+  m.def(
+      "add_norm_bwd(Tensor? grad_sum, Tensor? grad_normed, Tensor sum, Tensor? weight, Tensor "
+      "mean, "
+      "Tensor rstd, Tensor rng, float dropout_p, ScalarType? part_dtype) "
+      "-> (Tensor, Tensor, Tensor, Tensor)");
+
+  m.def(
+      "linear(Tensor x, Tensor weight, Tensor? bias=None, Tensor? weight_copy=None, "
+      "Tensor? bias_copy=None, bool relu=False, float dropout_p=0.0) -> Tensor",
+      draws);
+  m.def("linear_fwd(Tensor x, Tensor weight, Tensor? bias, bool relu, float dropout_p) -> Tensor",
+        draws);
+  m.def(
+      "linear_bwd(Tensor grad, Tensor x, Tensor weight, Tensor out, bool bias, bool relu, "
+      "float dropout_p, ScalarType dtype) -> (Tensor, Tensor, Tensor)");
+
+  m.def("cross_entropy(Tensor logits, Tensor targets, int ignored, float smoothing=0.0) -> Tensor");
+  m.def(
+      "cross_entropy_fwd(Tensor logits, Tensor targets, int ignored, float smoothing, bool keep) "
+      "-> (Tensor loss, Tensor grad_logits)");
+  m.def("cross_entropy_bwd(Tensor grad, Tensor(a!) grad_logits) -> ()");
+
   // Which CPU kernels run: baseline, avx2 or avx512.
   m.def("cpu_form() -> str", [] { return std::string(sinkhorn::cpu::form()); });
 }

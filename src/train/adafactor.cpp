@@ -47,8 +47,15 @@ Adafactor::Adafactor(const NamedTensors& parameters) {
   step_ = at::zeros({}, parameters.at(0).second.options().dtype(at::kDouble));
 }
 
-void Adafactor::step(const at::Tensor& rate) {
+void Adafactor::step(const at::Tensor& rate, const std::optional<at::Tensor>& divisor) {
   const at::NoGradGuard no_grad;
+  if (divisor.has_value()) {
+    std::vector<at::Tensor> gradients;
+    for (const Slot& slot : slots_) {
+      if (slot.parameter.grad().defined()) gradients.push_back(slot.parameter.grad());
+    }
+    at::_foreach_div_(gradients, *divisor);
+  }
   step_.add_(1);
   const at::Tensor mixing = step_.pow(kDecayPower).to(slots_[0].parameter.scalar_type());
   for (const Slot& slot : slots_) {

@@ -9,7 +9,7 @@ namespace sinkhorn::train {
 class Adafactor : public Optimizer {
  public:
   explicit Adafactor(const NamedTensors& parameters);
-  void step(const at::Tensor& rate) override;
+  void step(const at::Tensor& rate, const std::optional<at::Tensor>& divisor) override;
   NamedTensors state() override;
 
  private:

@@ -25,13 +25,14 @@ Adam::Adam(const OptimizerConfig& config, const NamedTensors& parameters) : conf
   }
 }
 
-void Adam::step(const at::Tensor& rate) {
+void Adam::step(const at::Tensor& rate, const std::optional<at::Tensor>& divisor) {
   const at::NoGradGuard no_grad;
-  step_group(/*decayed=*/true, rate);
-  step_group(/*decayed=*/false, rate);
+  step_group(/*decayed=*/true, rate, divisor);
+  step_group(/*decayed=*/false, rate, divisor);
 }
 
-void Adam::step_group(bool decayed, const at::Tensor& rate) {
+void Adam::step_group(bool decayed, const at::Tensor& rate,
+                      const std::optional<at::Tensor>& divisor) {
   std::vector<at::Tensor> parameters, gradients, exp_avgs, exp_avg_sqs, steps;
   for (const Slot& slot : slots_) {
     const at::Tensor& gradient = slot.parameter.grad();
@@ -44,10 +45,16 @@ void Adam::step_group(bool decayed, const at::Tensor& rate) {
   }
   if (parameters.empty()) return;
   at::_foreach_add_(steps, 1);
+  // The kernel divides in passing, but by a float32 alone.
+  std::optional<at::Tensor> scale = divisor;
+  if (divisor.has_value() && gradients[0].scalar_type() != at::kFloat) {
+    at::_foreach_div_(gradients, *divisor);
+    scale.reset();
+  }
   // AdamW's kernel with nothing to decay is Adam's.
   at::_fused_adamw_(parameters, gradients, exp_avgs, exp_avg_sqs, /*max_exp_avg_sqs=*/{}, steps,
                     rate, config_.beta1, config_.beta2, decayed ? config_.weight_decay : 0.0,
-                    config_.epsilon, /*amsgrad=*/false, /*maximize=*/false);
+                    config_.epsilon, /*amsgrad=*/false, /*maximize=*/false, scale);
 }
 
 NamedTensors Adam::state() {

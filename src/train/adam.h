@@ -11,7 +11,7 @@ namespace sinkhorn::train {
 class Adam : public Optimizer {
  public:
   Adam(const OptimizerConfig& config, const NamedTensors& parameters);
-  void step(const at::Tensor& rate) override;
+  void step(const at::Tensor& rate, const std::optional<at::Tensor>& divisor) override;
   NamedTensors state() override;
 
  private:
@@ -20,7 +20,7 @@ class Adam : public Optimizer {
     at::Tensor parameter, exp_avg, exp_avg_sq, step;
     bool decayed;
   };
-  void step_group(bool decayed, const at::Tensor& rate);
+  void step_group(bool decayed, const at::Tensor& rate, const std::optional<at::Tensor>& divisor);
 
   OptimizerConfig config_;
   std::vector<Slot> slots_;

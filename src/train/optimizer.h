@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -19,9 +20,11 @@ using models::NamedTensors;
 class Optimizer {
  public:
   virtual ~Optimizer() = default;
-  // Uses each parameter's .grad(); parameters without one are left alone. rate: float32 scalar
-  // tensor on the parameters' device.
-  virtual void step(const at::Tensor& rate) = 0;
+  // Uses each parameter's .grad(), divided by `divisor` where given; parameters without one are
+  // left alone. rate and divisor: scalar tensors on the parameters' device, rate float32. May
+  // overwrite the gradients with what they were divided to.
+  virtual void step(const at::Tensor& rate,
+                    const std::optional<at::Tensor>& divisor = std::nullopt) = 0;
   // The live state, names stable ("exp_avg/<parameter>", "step"); a checkpoint saves these and
   // copies back into them.
   virtual NamedTensors state() = 0;

@@ -1,8 +1,6 @@
 #include "train/step.h"
 
-#include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/_foreach_norm.h>
-#include <ATen/ops/_foreach_zero.h>
 #include <ATen/ops/argmax.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/isfinite.h>
@@ -30,10 +28,7 @@ Stepper::Stepper(models::Model& model, const RunConfig& config, at::Device devic
   context_.compute = compute_type(config.train.precision);
   model.to(device, config.train.precision == "float64" ? at::kDouble : at::kFloat);
   for (const auto& item : model.named_parameters()) {
-    at::Tensor parameter = item.value();
-    parameter.mutable_grad() = at::zeros_like(parameter);
-    gradients_.push_back(parameter.grad());
-    parameters_.emplace_back(item.key(), parameter);
+    parameters_.emplace_back(item.key(), item.value());
   }
   optimizer_ = make_optimizer(config.optimizer, parameters_);
   const auto floats = at::TensorOptions(at::kFloat).device(device);
@@ -48,14 +43,25 @@ Stepper::Stepper(models::Model& model, const RunConfig& config, at::Device devic
 }
 
 void Stepper::backward(const std::vector<models::Input>& inputs) {
-  at::_foreach_zero_(gradients_);
+  // A parameter's first gradient becomes its .grad as it is: no zeros to add it to.
+  for (auto& [name, parameter] : parameters_) parameter.mutable_grad() = at::Tensor();
+  const nn::CopyScope copies(model_);
   loss_.zero_();
   if (inputs.size() == 1) {
     const at::Tensor loss = model_.loss(inputs[0], context_);
     torch::autograd::backward({loss}, {});
     loss_.add_(loss.detach());
-    return;
+  } else {
+    accumulate(inputs);
   }
+  gradients_.clear();
+  for (auto& [name, parameter] : parameters_) {
+    if (!parameter.grad().defined()) parameter.mutable_grad() = at::zeros_like(parameter);
+    gradients_.push_back(parameter.grad());
+  }
+}
+
+void Stepper::accumulate(const std::vector<models::Input>& inputs) {
   // Every target counts the same, in whichever of the batches it stands.
   std::vector<at::Tensor> counts;
   for (const models::Input& input : inputs) {
@@ -82,14 +88,13 @@ void Stepper::note_failures(const at::Tensor& norms, const at::Tensor& norm) {
   failed_step_.copy_(at::where(first, step_, failed_step_));
 }
 
-void Stepper::clip_gradients() {
+std::optional<at::Tensor> Stepper::clipping() {
   const at::Tensor norms = at::stack(at::_foreach_norm(gradients_));
   const at::Tensor norm = norms.norm();
   note_failures(norms, norm);
   norms_.add_(norm);
-  if (config_.optimizer.clip > 0) {
-    at::_foreach_mul_(gradients_, (config_.optimizer.clip / (norm + 1e-6)).clamp_max(1.0));
-  }
+  if (config_.optimizer.clip <= 0) return std::nullopt;
+  return ((norm + 1e-6) / config_.optimizer.clip).clamp_min(1.0);
 }
 
 void Stepper::run(const std::vector<models::Input>& inputs) {
@@ -97,8 +102,7 @@ void Stepper::run(const std::vector<models::Input>& inputs) {
   backward(inputs);
   losses_.add_(loss_);
   exchange_gradients();
-  clip_gradients();
-  optimizer_->step(rate_);
+  optimizer_->step(rate_, clipping());
 }
 
 void Stepper::step(const std::vector<Prepared>& batches, double rate) {

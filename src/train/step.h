@@ -4,6 +4,7 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 
 #include "sinkhorn/models/models.h"
 #include "train/config.h"
@@ -46,8 +47,10 @@ class Stepper {
   };
   void run(const std::vector<models::Input>& inputs);
   void backward(const std::vector<models::Input>& inputs);
+  void accumulate(const std::vector<models::Input>& inputs);
   void exchange_gradients();
-  void clip_gradients();
+  // What the gradients are to be divided by: 1, or more where their norm is too large.
+  std::optional<at::Tensor> clipping();
   void note_failures(const at::Tensor& norms, const at::Tensor& norm);
 
   models::Model& model_;
@@ -56,7 +59,7 @@ class Stepper {
   nn::Context context_;
   std::unique_ptr<StepStream> stream_;
   NamedTensors parameters_;
-  std::vector<at::Tensor> gradients_;
+  std::vector<at::Tensor> gradients_;  // of this step, in the order of the parameters
   std::unique_ptr<Optimizer> optimizer_;
   at::Tensor rate_, step_, loss_, losses_, norms_;  // scalars on the device
   at::Tensor steps_since_report_;                   // on the CPU

@@ -118,6 +118,51 @@ TEST(Layers, ComputeTypeLeavesParametersAlone) {
   }
 }
 
+TEST(Layers, AStreamThatGoesOnIsSettledByTheNextNorm) {
+  TransformerLayer layer(layer_config(0.3, false));
+  LayerNorm norm(12);
+  fill_parameters(norm, 2);
+  const at::Tensor x = randn({2, 10, 12}, 1, at::kFloat);
+  at::manual_seed(4);
+  const at::Tensor whole = layer.forward(x, {});
+  at::manual_seed(4);
+  Residual stream = layer.advance({x}, {});
+  EXPECT_TRUE(stream.part.defined());
+  const at::Tensor normed = norm.forward(stream, {});
+  EXPECT_FALSE(stream.part.defined());
+  expect_same_bits(stream.sum, whole, "sum");
+  expect_same_bits(normed, norm.forward(whole, {}), "norm");
+}
+
+TEST(CopyScope, ChangesNoBitAndServesNothingStale) {
+  Stack stack(layer_config(0.0, false), 2, false);
+  stack.eval();
+  const at::Tensor x = randn({2, 10, 12}, 1, at::kFloat);
+  Context half;
+  half.compute = at::kBFloat16;
+  const auto pass = [&] {
+    stack.zero_grad();
+    const at::Tensor y = stack.forward(x, half);
+    (y.to(at::kFloat) * randn(y.sizes(), 9, at::kFloat)).sum().backward();
+    std::vector<at::Tensor> found{y.detach()};
+    for (const at::Tensor& g : testing::gradients(stack)) found.push_back(g.clone());
+    return found;
+  };
+  const auto scoped_pass = [&] {
+    const CopyScope scope(stack);
+    return pass();
+  };
+  const auto expect_same = [](const auto& a, const auto& b) {
+    for (size_t i = 0; i < a.size(); ++i) expect_same_bits(a[i], b[i], std::to_string(i));
+  };
+  const auto plain = pass();
+  expect_same(scoped_pass(), plain);
+  fill_parameters(stack, 3);
+  const auto changed = pass();
+  EXPECT_FALSE(at::equal(changed[0], plain[0]));
+  expect_same(scoped_pass(), changed);
+}
+
 struct Pass {
   at::Tensor loss, x, memory;
   std::vector<at::Tensor> weights;

@@ -18,14 +18,63 @@ struct Context {
   std::vector<at::Tensor>* sorts = nullptr;  // where given, every sorting layer appends its R
 };
 
+// A parameter in the type that products run in, kept beside it while a CopyScope lives.
+class ParameterCopy {
+ public:
+  // The copy, where there is a fresh one; else none, and the next scope will make it.
+  std::optional<at::Tensor> find(const at::Tensor& parameter, at::ScalarType type);
+
+ private:
+  friend class CopyScope;
+  at::Tensor parameter_, copy_;  // undefined until asked for
+  std::optional<at::ScalarType> wanted_{};
+  bool fresh_ = false;
+};
+
+// A module whose parameters are read in another type than their own.
+class CopyHolder {
+ public:
+  virtual ~CopyHolder() = default;
+  virtual std::vector<ParameterCopy*> copies() = 0;
+};
+
+// Copies all parameters of the modules within `root` that products have asked for in another type,
+// in one go rather than one by one. They serve while the scope lives; no parameter may change
+// meanwhile.
+class CopyScope {
+ public:
+  explicit CopyScope(torch::nn::Module& root);
+  ~CopyScope();
+  CopyScope(const CopyScope&) = delete;
+  CopyScope& operator=(const CopyScope&) = delete;
+
+ private:
+  std::vector<ParameterCopy*> copies_;
+};
+
 // y = x W' + b. Glorot uniform weights, zero bias, as Tensor2Tensor does.
-class Linear : public torch::nn::Module {
+class Linear : public torch::nn::Module, public CopyHolder {
  public:
   // parts: how many equal maps share the weight, each initialised as one of its own.
   Linear(int64_t in, int64_t out, bool bias, int64_t parts = 1);
   at::Tensor forward(const at::Tensor& x);
+  at::Tensor relu_forward(const at::Tensor& x, double dropout);  // dropout(relu(y))
+  std::vector<ParameterCopy*> copies() override;
 
   at::Tensor weight, bias;  // [out, in], [out]
+
+ private:
+  ParameterCopy weight_copy_, bias_copy_;
+};
+
+// The residual stream between two parts: what the last one gave is not added yet, because the next
+// norm does it in passing.
+struct Residual {
+  at::Tensor sum;        // [B, L, E]
+  at::Tensor part{};     // [B, L, E]; undefined: nothing to add
+  double dropout = 0.0;  // of the part
+
+  at::Tensor settled() const;  // sum + dropout(part)
 };
 
 // Normalises in the parameters' type and hands on the type to compute in.
@@ -33,6 +82,7 @@ class LayerNorm : public torch::nn::Module {
  public:
   explicit LayerNorm(int64_t width);
   at::Tensor forward(const at::Tensor& x, const Context& context);
+  at::Tensor forward(Residual& x, const Context& context);  // settles x
 
   at::Tensor weight, bias;  // [E]
 };
@@ -50,15 +100,18 @@ class FeedForward : public torch::nn::Module {
 
 // Token vectors times sqrt(d) plus sinusoidal positions: half sines, half cosines, wavelengths from
 // 2 pi to 10,000 * 2 pi. Weights are normal with deviation 1 / sqrt(d).
-class Embedding : public torch::nn::Module {
+class Embedding : public torch::nn::Module, public CopyHolder {
  public:
   // longest: sequences expected; longer ones work too.
   Embedding(int64_t vocab, int64_t width, int64_t longest = 0);
-  at::Tensor forward(const at::Tensor& ids);  // [B, L] -> [B, L, E]
+  at::Tensor forward(const at::Tensor& ids);    // [B, L] -> [B, L, E]
+  at::Tensor tied_output(const at::Tensor& x);  // x weight': [B, L, E] -> [B, L, V]
+  std::vector<ParameterCopy*> copies() override;
 
   at::Tensor weight;  // [V, E]
 
  private:
+  ParameterCopy weight_copy_;
   at::Tensor positions(int64_t length, const at::TensorOptions& options);
   int64_t longest_;
   // The positions' tables, the last in use. Earlier ones stay: a captured graph may read them.

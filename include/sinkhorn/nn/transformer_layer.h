@@ -25,12 +25,12 @@ class TransformerLayer : public torch::nn::Module {
  public:
   explicit TransformerLayer(const LayerConfig& config);
   at::Tensor forward(const at::Tensor& x, const Context& context, const Memory* memory = nullptr);
+  // The same on a stream that goes on behind the layer: the last part stays to be added.
+  Residual advance(Residual x, const Context& context, const Memory* memory = nullptr);
 
   const std::shared_ptr<SinkhornAttention>& attention() const { return attention_; }
 
  private:
-  at::Tensor residual(const at::Tensor& x, const at::Tensor& part) const;
-
   double dropout_;
   std::shared_ptr<LayerNorm> attention_norm_, cross_norm_, ff_norm_;
   std::shared_ptr<SinkhornAttention> attention_;

@@ -1,0 +1,40 @@
+// What the CUDA kernels of cross-entropy are told, and their launchers.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/common/params.h"
+#include "kernels/cuda/stream.h"
+
+namespace sinkhorn::cuda {
+
+struct CrossEntropyParams {
+  int64_t rows = 0, labels = 0;      // V
+  Type type = Type::kFloat32;        // of logits and their gradient
+  int64_t ignored = 0;               // rows with this target do not count
+  float smoothing = 0.0f;            // share of the target spread over all labels
+  const void* logits = nullptr;      // [rows, V] contiguous
+  const int64_t* targets = nullptr;  // [rows]
+  float* losses = nullptr;           // [rows], scratch
+  float* count = nullptr;            // []: rows that count
+  float* loss = nullptr;             // []: the mean over them
+  void* grad_logits = nullptr;       // [rows, V] or null: the gradient of the mean
+};
+
+struct ScaleParams {
+  int64_t count = 0;
+  Type type = Type::kFloat32;
+  void* values = nullptr;         // [count] contiguous
+  const float* factor = nullptr;  // []
+};
+
+// Whether these kernels compute it; if not, Torch's operations do.
+bool covers_cross_entropy(int64_t rows, int64_t labels);
+
+// losses, count, loss and, where wanted, grad_logits.
+void launch_cross_entropy_fwd(const CrossEntropyParams& p, Stream stream);
+
+// values *= factor, in place; a factor of 1 touches nothing.
+void launch_scale(const ScaleParams& p, Stream stream);
+
+}  // namespace sinkhorn::cuda

@@ -1,0 +1,117 @@
+// The feed-forward part between its two products: dropout after ReLU, and backward through both.
+//
+//   h = dropout(relu(a)), a = x W + b: the library's product adds b and takes the ReLU
+//   da = dh / (1 - p) where h > 0, else 0: what was dropped or cut has h = 0, so h tells
+//   db = sum over rows of da
+//   h, dh, da [rows, F] T; db [F] float32
+//
+// Dropout: four elements a thread, a function of their number (lanes.cuh). Backward: blocks of 32 x
+// 8 threads take 32 packs of 16 bytes of a row, eight rows at a time, down a strip of rows. A
+// thread keeps its columns' sums; a block adds its eight in order and leaves them in partial
+// [strips, F], which column_sum.cuh sums.
+#include <algorithm>
+
+#include "kernels/cuda/check.cuh"
+#include "kernels/cuda/column_sum.cuh"
+#include "kernels/cuda/feed_forward.h"
+#include "kernels/cuda/lanes.cuh"
+
+namespace sinkhorn::cuda {
+namespace {
+
+constexpr int kRowThreads = 8;
+constexpr int64_t kStripRows = 256, kMostStrips = 512;
+
+template <class T>
+__global__ void __launch_bounds__(256)
+    feed_forward_dropout_kernel(const __grid_constant__ FeedForwardParams p) {
+  const int64_t at = 4 * (int64_t{blockIdx.x} * 256 + threadIdx.x);
+  if (at >= p.rows * p.width) return;
+  T* inner = static_cast<T*>(p.inner) + at;
+  float h[4];
+  load_own_pack<4>(inner, h);
+  ElementDropout(p.dropout, p.rng).apply(at, h);
+  store_pack<4>(inner, h);
+}
+
+template <class T>
+__global__ void __launch_bounds__(32 * kRowThreads)
+    feed_forward_bwd_kernel(const __grid_constant__ FeedForwardParams p, int64_t strip) {
+  constexpr int kPack = 16 / sizeof(T), kColumns = 32 * kPack;
+  __shared__ float shared[kRowThreads][kColumns];
+  const int64_t begin = blockIdx.y * strip, end = min(begin + strip, p.rows);
+  const int64_t column = int64_t{blockIdx.x} * kColumns + threadIdx.x * kPack;
+  const float kept = 1.0f / (1.0f - p.dropout);
+  const T* inner = static_cast<const T*>(p.inner) + column;
+  const T* grad_inner = static_cast<const T*>(p.grad_inner) + column;
+  T* to_grad = static_cast<T*>(p.grad) + column;
+  float sums[kPack] = {};
+  if (column < p.width) {  // whole packs: F is a multiple of kPack
+#pragma unroll 2
+    for (int64_t row = begin + threadIdx.y; row < end; row += kRowThreads) {
+      float h[kPack], grad[kPack];
+      load_pack<kPack>(inner + row * p.width, h);
+      load_pack<kPack>(grad_inner + row * p.width, grad);
+#pragma unroll
+      for (int k = 0; k < kPack; ++k) {
+        grad[k] = h[k] <= 0.0f ? 0.0f : grad[k] * kept;
+        sums[k] += grad[k];
+      }
+      store_pack<kPack>(to_grad + row * p.width, grad);
+    }
+  }
+#pragma unroll
+  for (int k = 0; k < kPack; ++k) shared[threadIdx.y][threadIdx.x * kPack + k] = sums[k];
+  __syncthreads();
+  const int mine = static_cast<int>(threadIdx.y * 32 + threadIdx.x);
+  const int64_t to = int64_t{blockIdx.x} * kColumns + mine;
+  if (mine >= kColumns || to >= p.width) return;
+  float total = 0.0f;
+#pragma unroll
+  for (int y = 0; y < kRowThreads; ++y) total += shared[y][mine];
+  p.partial[blockIdx.y * p.width + to] = total;
+}
+
+template <class F>
+void by_type(Type type, const F& f) {
+  if (type == Type::kBFloat16) return f.template operator()<__nv_bfloat16>();
+  if (type == Type::kFloat16) return f.template operator()<__half>();
+  return f.template operator()<float>();
+}
+
+int64_t strip_rows(int64_t rows) {
+  return std::max(kStripRows, (rows + kMostStrips - 1) / kMostStrips);
+}
+
+}  // namespace
+
+bool covers_feed_forward(int64_t rows, int64_t width) {
+  return rows > 0 && width > 0 && width % 8 == 0 && rows * (width / 8) / 128 < 0x7FFFFFFF;
+}
+
+int64_t feed_forward_partials(int64_t rows) {
+  const int64_t strip = strip_rows(rows);
+  return (rows + strip - 1) / strip;
+}
+
+void launch_feed_forward_dropout(const FeedForwardParams& p, Stream stream) {
+  const auto blocks = static_cast<unsigned>((p.rows * p.width / 4 + 255) / 256);
+  by_type(p.type,
+          [&]<class T>() { feed_forward_dropout_kernel<T><<<blocks, 256, 0, stream>>>(p); });
+  check_launch("feed_forward_fwd");
+}
+
+void launch_feed_forward_bwd(const FeedForwardParams& p, Stream stream) {
+  const int64_t strips = feed_forward_partials(p.rows);
+  by_type(p.type, [&]<class T>() {
+    constexpr int64_t kColumns = 32 * 16 / sizeof(T);
+    const dim3 grid(static_cast<unsigned>((p.width + kColumns - 1) / kColumns),
+                    static_cast<unsigned>(strips));
+    feed_forward_bwd_kernel<T><<<grid, dim3(32, kRowThreads), 0, stream>>>(p, strip_rows(p.rows));
+  });
+  check_launch("feed_forward_bwd");
+  start_column_sum({strips, p.width, p.partial, {p.grad_bias, nullptr}}, 1, stream);
+  check_launch("feed_forward_bwd sums");
+}
+
+}  // namespace sinkhorn::cuda

@@ -1,0 +1,52 @@
+// The operators of a training step beside attention: what stands between matrix products, fused.
+//
+// Each is a dispatcher operator `sinkhorn::<name>`. On CUDA tensors that a kernel covers, forward
+// and backward are <name>_fwd and <name>_bwd; everywhere else, and in float64, an operator is a few
+// ATen operations that autograd differentiates.
+//
+// Dropout draws from the default generator of the device. dropout_p = 0 leaves it alone.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+#include <tuple>
+
+namespace sinkhorn::ops {
+
+struct NormOptions {
+  double epsilon = 1e-6;
+  double dropout_p = 0.0;            // of the part
+  at::ScalarType type = at::kFloat;  // of the result
+};
+
+// sum = x + dropout(part), and the layer norm of sum in options.type. x [..., E] float32 or
+// float64, part [..., E]; weight and bias [E], in the type of x.
+std::tuple<at::Tensor, at::Tensor> add_norm(const at::Tensor& x, const at::Tensor& part,
+                                            const at::Tensor& weight, const at::Tensor& bias,
+                                            const NormOptions& options);
+// The same without a part.
+at::Tensor norm(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
+                const NormOptions& options);
+// x + dropout(part)
+at::Tensor residual(const at::Tensor& x, const at::Tensor& part, double dropout_p);
+
+struct LinearOptions {
+  // weight and bias in the type of x, where they are at hand; they carry no gradient.
+  std::optional<at::Tensor> weight_copy{}, bias_copy{};
+  bool relu = false;
+  double dropout_p = 0.0;  // after the ReLU
+};
+
+// x weight' + bias in the type of x, then, if asked for, ReLU and dropout. x [..., in], weight
+// [out, in]; weight and bias have one type, their gradients too.
+at::Tensor linear(const at::Tensor& x, const at::Tensor& weight,
+                  const std::optional<at::Tensor>& bias, const LinearOptions& options);
+
+// Mean cross-entropy over the rows whose target is not `ignored`; NaN where there are none. logits
+// [rows, V], targets [rows] int64. float32 (float64 for float64). The share `smoothing` of each
+// target is spread over all V.
+at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& targets, int64_t ignored,
+                         double smoothing);
+
+}  // namespace sinkhorn::ops
