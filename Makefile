@@ -12,13 +12,14 @@ configure = $(CMAKE) --preset $(1) --log-level=WARNING -DCMAKE_MAKE_PROGRAM=$(NI
   -DSINKHORN_PYTHON=$(PYTHON) -DSINKHORN_WERROR=$(WERROR) $(2)
 run_tests = $(CMAKE) -E chdir build/$(1) $(dir $(CMAKE))ctest --output-on-failure -j $(JOBS)
 
-.PHONY: help setup demo build test cpu-build sanitize bench format install clean
+.PHONY: help setup demo build test cpu-build sanitize bench bench-gpu format install clean
 
 help:
 	@echo "make demo      set up, build, and train small models that learn to sort, on the CPU"
 	@echo "make test      set up, build, and run every test this machine can run"
 	@echo "make build     set up and build build/release/sinkhorn and libsinkhorn.so"
 	@echo "make bench     measure the operators beside their peers, on this machine"
+	@echo "make bench-gpu the same on this machine's GPU, with the goals; STEPS=1: training steps, too"
 	@echo "make sanitize  the kernels' tests under Address-, UB- and ThreadSanitizer"
 	@echo "make cpu-build build without using a CUDA toolkit, into build/cpu"
 	@echo "make install   install to PREFIX=$(PREFIX)"
@@ -47,6 +48,9 @@ sanitize: setup
 bench: setup
 	@$(MAKE) --no-print-directory .bench
 
+bench-gpu: setup
+	@$(MAKE) --no-print-directory .bench-gpu
+
 install: setup
 	@$(MAKE) --no-print-directory .install
 
@@ -56,7 +60,7 @@ format: setup
 clean:
 	rm -rf build install
 
-.PHONY: .demo .build .test .cpu-build .sanitize .bench .install .format
+.PHONY: .demo .build .test .cpu-build .sanitize .bench .bench-gpu .install .format
 .build:
 	@$(call configure,release,-DSINKHORN_CUDA=$(CUDA))
 	@$(CMAKE) --build build/release -j $(JOBS)
@@ -83,6 +87,10 @@ clean:
 
 .bench: .build
 	@$(PYTHON) bench/run.py
+
+.bench-gpu: .build
+	@$(PYTHON) bench/gpu.py
+	@[ -z "$(STEPS)" ] || $(PYTHON) bench/gpu_step.py
 
 .install: .build
 	@$(CMAKE) --install build/release --prefix $(PREFIX)

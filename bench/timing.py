@@ -42,14 +42,17 @@ def measure(contestants: dict[str, Callable[[], object]], budget_s: float = 8.0,
 
 def machine() -> dict[str, object]:
     root = Path(__file__).resolve().parents[1]
-    commit = subprocess.run(["git", "-C", str(root), "describe", "--always", "--dirty"],
-                            capture_output=True, text=True).stdout.strip()
+    try:
+        commit = subprocess.run(["git", "-C", str(root), "describe", "--always", "--dirty"],
+                                capture_output=True, text=True).stdout.strip()
+    except FileNotFoundError:
+        commit = ""
     model = "unknown"
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
             model = line.split(":", 1)[1].strip()
             break
-    return {"commit": commit, "cpu": model, "threads": torch.get_num_threads(),
+    return {"commit": commit or "unknown", "cpu": model, "threads": torch.get_num_threads(),
             "torch": torch.__version__}
 
 

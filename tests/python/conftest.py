@@ -30,6 +30,14 @@ def pytest_configure(config: pytest.Config) -> None:
     support.load_libraries()
 
 
+def pytest_terminal_summary(terminalreporter) -> None:
+    """How many tests wait for a GPU, whatever else is printed."""
+    skipped = [report for report in terminalreporter.stats.get("skipped", [])
+               if "CUDA device" in str(report.longrepr)]
+    if skipped:
+        terminalreporter.write_line(f"{len(skipped)} tests need a CUDA device and were skipped")
+
+
 @pytest.fixture(autouse=True)
 def seeded_and_single_threaded():
     """A test sees neither the random state nor the thread count of the one before it. One thread,

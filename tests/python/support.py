@@ -142,6 +142,26 @@ def to_device(inputs: Inputs, device: str) -> Inputs:
     return {name: None if x is None else x.to(device) for name, x in inputs.items()}
 
 
+def _swapped(x):  # the layout [B, L, H, D] that linear maps produce, seen as [B, H, L, D]
+    return x.transpose(1, 2).contiguous().transpose(1, 2) if x.dim() > 2 else x.t().contiguous().t()
+
+
+def _strided(x):  # every second element of a wider tensor, the rest poisoned
+    wide = torch.full((*x.shape[:-1], 2 * x.shape[-1] + 1), 1, dtype=x.dtype, device=x.device)
+    if x.is_floating_point():
+        wide.fill_(float("nan"))
+    view = wide[..., 1::2]
+    view.copy_(x)
+    return view
+
+
+def _expanded(x):  # one batch row seen by all, stride 0
+    return x[:1].expand_as(x)
+
+
+LAYOUTS = {"swapped": _swapped, "strided": _strided, "expanded": _expanded}
+
+
 def rms(x: Tensor) -> float:
     return x.double().pow(2).mean().sqrt().item() if x.numel() else 0.0
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from cases import BALANCE_RULES
-from support import allowed, devices, randn
+from marks import on_devices
+from support import allowed, randn
 
 ops = torch.ops.sinkhorn
 RULES = [(causal, columns) for causal, columns, window in BALANCE_RULES if window == 0]
-on_devices = pytest.mark.parametrize("device", devices())
 on_rules = pytest.mark.parametrize("causal, columns", RULES)
 
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from support import allowed_for, devices, layer, layer_weights, live_blocks, make_mask, make_sort
+from marks import on_devices
+from support import allowed_for, layer, layer_weights, live_blocks, make_mask, make_sort
 from support import num_blocks, randn
 
 ops = torch.ops.sinkhorn
 pytestmark = pytest.mark.each_form
-on_devices = pytest.mark.parametrize("device", devices())
 on_types = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 COLUMNS = ("prefix", "prior", "none")
 RULES = [("strict", 0), ("strict", 1), ("strict", 2), ("inclusive", 0)]  # causal, window

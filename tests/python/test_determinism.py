@@ -7,10 +7,10 @@ import torch
 from torch.autograd import gradcheck
 
 from cases import Attention, Balance, Pool, Sortcut
-from support import assert_same_bits, call, devices, present, randn, value_and_grads
+from marks import on_devices
+from support import assert_same_bits, call, present, randn, value_and_grads
 
 ops = torch.ops.sinkhorn
-on_devices = pytest.mark.parametrize("device", devices())
 
 SIZES = dict(B=2, H=3, L=500, block=32, D=64)
 CASES = [

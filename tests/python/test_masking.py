@@ -8,12 +8,12 @@ import torch
 
 import cases
 from cases import Attention, Balance, Pool, Sortcut
-from support import MASK_KINDS, allowed, allowed_for, assert_same_bits, call, devices, live_blocks
+from marks import on_devices
+from support import MASK_KINDS, allowed, allowed_for, assert_same_bits, call, live_blocks
 from support import num_blocks, randn, value_and_grads
 
 ops = torch.ops.sinkhorn
 pytestmark = pytest.mark.each_form
-on_devices = pytest.mark.parametrize("device", devices())
 on_types = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 POISONS = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
 on_poisons = pytest.mark.parametrize("poison", POISONS)
@@ -150,11 +150,12 @@ def test_a_fully_masked_batch_row_gives_zeros_and_zero_gradients(case, device):
             assert (x[1:] != 0).any(), "the other rows are not masked"
 
 
+@on_devices
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("case", cases.GRADCHECK[::3], ids=str)
-def test_every_element_of_outputs_and_gradients_is_written(case, dtype, poisoned_memory):
-    assert torch.empty(4).isnan().all(), "the fixture must poison fresh memory"
-    for name, x in value_and_grads("sinkhorn", case, case.inputs(dtype)).items():
+def test_every_element_of_outputs_and_gradients_is_written(case, dtype, device, poisoned_memory):
+    assert torch.empty(4, device=device).isnan().all(), "the fixture must poison fresh memory"
+    for name, x in value_and_grads("sinkhorn", case, case.inputs(dtype, device)).items():
         assert torch.isfinite(x).all(), name
 
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from support import devices, randn
+from marks import on_devices
+from support import randn
 
 ops = torch.ops.sinkhorn
-on_devices = pytest.mark.parametrize("device", devices())
 
 
 def qkv(batch, heads, length, width, device="cpu", dtype=torch.float64):

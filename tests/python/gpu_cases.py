@@ -1,0 +1,225 @@
+"""The shared list of cases on a GPU, without pytest: one line a group, the first faults in full.
+
+  gpu_cases.py [--only attention] [--dtype bfloat16] [--check values] [--match D=64] [--device cpu]
+
+Groups run in processes of their own, several at a time, so that a broken kernel spoils its own
+group alone. Exit code 1 if anything failed, 77 without a GPU. --sanitize runs a few cases in this
+process, our operators only, for compute-sanitizer:
+
+  compute-sanitizer --tool memcheck python3 tests/python/gpu_cases.py --sanitize
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+if "--sanitize" in sys.argv:  # every tensor an allocation of its own
+    os.environ["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import cases  # noqa: E402  (found through the path set above)
+import gpu_checks  # noqa: E402
+import tile_cases  # noqa: E402
+from cases import Attention, Balance, Case, Pool, Sortcut  # noqa: E402
+from support import call, load_libraries, value_and_grads  # noqa: E402
+
+OPS = ("attention", "sortcut", "balance", "pool")
+TYPES = ("bfloat16", "float16", "float32")
+CHECKS = ("values", "half_sort", "strides", "causality", "dropout", "graph")
+SHARDS = {"attention": 3}  # of the values, so that no group takes much longer than the rest
+ON_CPU_AT_MOST = 30_000_000  # cases.cost, unless --all
+SHOWN = 4  # faults in full, a group
+
+ALL: list[Case] = [*cases.VALUES, *tile_cases.TILES, *cases.GRADCHECK]
+
+SOME = [  # for what need not be asked of every case
+    Pool("mean", True, "right", L=1000, block=32, E=64),
+    Pool("sum", False, "holes", L=1000, block=32, E=64),
+    Pool("recent", True, "right", L=300, block=16, E=17),
+    Balance("none", "full", 5, noise=True, masked=True, N=64),
+    Balance("strict", "prefix", 5, noise=True, masked=True, N=65),
+    Balance("inclusive", "prior", 5, noise=True, masked=True, N=130),
+    Balance("strict", "prior", 3, 1, N=300),
+    *(Attention(causal, combine, window, mask, B=2, H=2, L=330, block=block, D=D)
+      for (causal, combine, window), mask, block, D in zip(
+          cases.ATTENTION_RULES, ("right", "none", "holes", "none") * 4, (64, 32, 16, 64) * 4,
+          (64, 64, 32, 128) * 4)),
+    *(Attention(causal, "concat", window, "right", False, 2, 2, 330, 64, 64)
+      for causal, window in cases.LOCAL_RULES[:6]),
+    Attention("strict", "concat", 0, "none", B=1, H=2, L=4096, block=64, D=64),
+    Attention("none", "concat", 0, "none", B=1, H=2, L=2100, block=16, D=64),
+    Sortcut(2, "right", B=2, H=2, Lq=300, L=500, block=32, D=64),
+    Sortcut(3, "none", B=1, H=2, Lq=700, L=1000, block=64, D=128),
+]
+
+
+def is_causal(case: Case) -> bool:
+    if case.op == "pool":
+        return case.causal
+    return case.op != "sortcut" and case.causal != "none" and getattr(case, "columns", "") != "full"
+
+
+def group_cases(check: str, op: str, shard: int) -> list[Case]:
+    if check == "values":
+        return [case for case in ALL if case.op == op][shard::SHARDS.get(op, 1)]
+    if check == "causality":
+        chosen = SOME + tile_cases.ATTENTION_TILES[::5] + tile_cases.BALANCE_TILES[::7]
+        return [case for case in chosen if is_causal(case)]
+    if check in ("dropout", "half_sort"):
+        return [case for case in SOME if case.op in ("attention", "sortcut")]
+    return SOME
+
+
+def faults_of(check: str, case: Case, dtype: torch.dtype, device: str,
+              worst: dict[str, tuple[float, str]]) -> Iterator[str]:
+    if check == "values" and dtype == torch.float64:
+        return gpu_checks.float64_values(case, device)
+    if check == "values":
+        return gpu_checks.values(case, dtype, device, worst)
+    if check == "half_sort":
+        return gpu_checks.values(case, dtype, device, worst, sort_dtype=dtype)
+    return getattr(gpu_checks, check)(case, dtype, device)
+
+
+def run_group(name: str, options: argparse.Namespace) -> dict[str, Any]:
+    """In a process of its own."""
+    check, op, dtype_name, shard = name.split("/")
+    chosen = group_cases(check, op, int(shard))
+    if options.device == "cpu" and not options.all:
+        chosen = [case for case in chosen if cases.cost(case) <= ON_CPU_AT_MOST]
+    ops = options.only.split(",") if options.only else OPS
+    chosen = [case for case in chosen if case.op in ops and options.match in str(case)]
+    worst: dict[str, tuple[float, str]] = {}
+    failures: list[str] = []
+    passed, begin = 0, time.time()
+    for number, case in enumerate(chosen):
+        found: list[str] = []
+        try:
+            found = list(faults_of(check, case, getattr(torch, dtype_name), options.device, worst))
+            if options.device == "cuda":
+                torch.cuda.synchronize()
+                if torch.cuda.memory_reserved() > 10 << 30:
+                    torch.cuda.empty_cache()
+        except Exception as error:  # noqa: BLE001  (whatever it is, it is this case's failure)
+            found.append(f"{type(error).__name__}: {str(error).split(chr(10))[0]}")
+            if "CUDA error" in str(error) or type(error).__name__ == "AcceleratorError":
+                failures.append(f"{case}\n      {found[-1]}")
+                failures.append(f"the {len(chosen) - number - 1} cases after it were not run")
+                break
+        passed += not found
+        failures += [f"{case}\n      " + "\n      ".join(found)] if found else []
+    return {"passed": passed, "failures": failures, "worst": worst, "seconds": time.time() - begin}
+
+
+def start_group(name: str, options: argparse.Namespace) -> dict[str, Any]:
+    command = [sys.executable, __file__, "--group", name, "--device", options.device,
+               "--match", options.match, "--only", options.only] + ["--all"] * options.all
+    env = os.environ | {"OMP_NUM_THREADS": "1"}
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, env=env,
+                              timeout=options.timeout)
+        return json.loads(done.stdout.splitlines()[-1])
+    except subprocess.TimeoutExpired:
+        fault = f"still running after {options.timeout} s"
+    except (json.JSONDecodeError, IndexError):
+        fault = f"exit code {done.returncode}: " + "\n      ".join(done.stderr.splitlines()[-6:])
+    return {"passed": 0, "failures": [fault], "worst": {}, "seconds": 0.0}
+
+
+def report(name: str, result: dict[str, Any]) -> None:
+    failures = result["failures"]
+    worst = ", ".join(f"{where} {share:.0%}" for share, where in result["worst"].values())
+    print(f"{name:28s} {result['passed']:4d} passed {len(failures):4d} failed "
+          f"{result['seconds']:5.1f} s" + (f"  worst, of its bound: {worst}" if worst else ""))
+    for failure in failures[:SHOWN]:
+        print(f"    {failure}")
+    if len(failures) > SHOWN:
+        print(f"    and {len(failures) - SHOWN} more")
+    sys.stdout.flush()
+
+
+def group_names(options: argparse.Namespace) -> list[str]:
+    names = []
+    for check in options.check.split(","):
+        if check == "graph" and options.device != "cuda":
+            continue
+        ops = OPS if check == "values" else ("all",)
+        for op in ops:
+            if options.only and check == "values" and op not in options.only.split(","):
+                continue
+            for dtype in options.dtype.split(","):
+                if check == "half_sort" and dtype == "float32":
+                    continue
+                shards = SHARDS.get(op, 1) if check == "values" else 1
+                names += [f"{check}/{op}/{dtype}/{shard}" for shard in range(shards)]
+    return names
+
+
+def sanitize(device: str) -> None:
+    """Ours alone, on inputs made on the CPU; every result is read back."""
+    small = [case for case in SOME
+             if getattr(case, "L", 0) <= 1000 and getattr(case, "N", 0) <= 130]
+    count = 0
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        for case in small if dtype == torch.bfloat16 else small[::4]:
+            inputs = case.inputs(dtype, device)
+            drops = count % 5 == 4 and case.op in ("attention", "sortcut")
+            more = {"dropout_p": 0.2} if drops else {}
+            for x in value_and_grads("sinkhorn", case, inputs, **more).values():
+                x.cpu()
+            call("sinkhorn", case, inputs).cpu()
+            count += 1
+    print(f"{count} cases ran")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", default="", help="operators, by comma")
+    parser.add_argument("--dtype", default=",".join(TYPES))
+    parser.add_argument("--check", default=",".join(CHECKS))
+    parser.add_argument("--match", default="", help="only cases whose name contains this")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--jobs", type=int, default=0)
+    parser.add_argument("--timeout", type=int, default=600)
+    parser.add_argument("--all", action="store_true", help="on the CPU, the costly cases too")
+    parser.add_argument("--sanitize", action="store_true")
+    parser.add_argument("--group", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.device == "cuda" and not torch.cuda.is_available():
+        print("gpu_cases: no CUDA device; nothing was run (--device cpu runs the list there)")
+        sys.exit(77)  # CTest shows it as skipped
+    torch.set_num_threads(1)
+    if options.sanitize or options.group:
+        load_libraries(reference=not options.sanitize)
+    if options.sanitize:
+        return sanitize(options.device)
+    if options.group:
+        print(json.dumps(run_group(options.group, options)))
+        return
+    begin, failed, passed = time.time(), 0, 0
+    jobs = options.jobs or max(1, min(8, (os.cpu_count() or 1) * (1 if options.device == "cpu" else
+                                                                  2) // 2))
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        runs = {pool.submit(start_group, name, options): name for name in group_names(options)}
+        for run in concurrent.futures.as_completed(runs):
+            report(runs[run], run.result())
+            failed += len(run.result()["failures"])
+            passed += run.result()["passed"]
+    print(f"{passed} passed, {failed} failed on {options.device} in {time.time() - begin:.0f} s")
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()

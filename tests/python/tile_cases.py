@@ -1,0 +1,129 @@
+"""More of the shared list: sizes at which a GPU kernel changes its tiles or its way, one case for
+each head width and block with the options taken in turn, and lengths that give many blocks."""
+
+from __future__ import annotations
+
+from itertools import cycle, product
+
+import cases
+from cases import Attention, Balance, Case, Pool, Sortcut
+
+WIDTHS = (16, 32, 64, 80, 128, 256)
+BLOCKS = (1, 5, 8, 16, 32, 64, 100, 128, 256)
+MASKS = ("none", "right", "none", "holes", "none", "block", "row")
+BALANCE_SIZES = (1, 2, 5, 16, 17, 33, 64, 100, 128, 129, 200, 512, 1024)
+
+
+def _ragged(block: int) -> int:
+    """A length of a few blocks, the last one short."""
+    blocks = 33 if block <= 8 else 9 if block <= 32 else 4 if block <= 64 else 2
+    return block * blocks + (block + 1) // 3
+
+
+def _batch(block: int) -> tuple[int, int]:  # B, H
+    return (3, 2) if block <= 32 else (2, 2) if block <= 64 else (2, 1)
+
+
+def _attentions() -> list[Attention]:
+    rules = cycle([(*rule, True) for rule in cases.ATTENTION_RULES]
+                  + [(causal, "concat", window, False) for causal, window in cases.LOCAL_RULES])
+    masks = cycle(MASKS)
+    found = []
+    for D, block in product(WIDTHS, BLOCKS):
+        causal, combine, window, with_sort = next(rules)
+        while window > 1 and block >= 100:
+            causal, combine, window, with_sort = next(rules)
+        B, H = _batch(block)
+        found.append(Attention(causal, combine, window, next(masks), with_sort, B, H,
+                               _ragged(block), block, D))
+    return found
+
+
+def _every_rule() -> list[Attention]:
+    """All options at the sizes that matter most."""
+    found = []
+    for D, block in ((64, 64), (64, 16), (128, 64), (32, 32)):
+        masks = cycle(MASKS)
+        for causal, combine, window in cases.ATTENTION_RULES:
+            found.append(Attention(causal, combine, window, next(masks), True, 1, 2,
+                                   5 * block + block // 3, block, D))
+        for causal, window in cases.LOCAL_RULES:
+            found.append(Attention(causal, "concat", window, next(masks), False, 1, 2,
+                                   5 * block + block // 3, block, D))
+    return found
+
+
+def _attention(B, H, L, block, D, causal="none", window=0, mask="none", combine="concat",
+               with_sort=True, scale=None):
+    return Attention(causal, combine, window, mask, with_sort, B, H, L, block, D, scale)
+
+
+MANY_BLOCKS = [
+    _attention(2, 2, 1024, 64, 64),
+    _attention(2, 2, 1024, 64, 64, "strict"),
+    _attention(1, 2, 2048, 128, 64),
+    _attention(1, 2, 2048, 128, 64, "strict", 1, "right"),
+    _attention(1, 1, 4096, 64, 64),
+    _attention(1, 1, 4096 - 17, 64, 64, "strict"),
+    _attention(1, 1, 4096 - 17, 64, 64, "inclusive"),
+    _attention(1, 1, 4160, 32, 64, "none", 0, "right"),
+    _attention(1, 1, 2100, 16, 32, "strict", 0, "holes"),
+    _attention(1, 1, 8200, 64, 32, "strict", 1),
+    _attention(1, 1, 8192, 64, 64),
+    _attention(1, 1, 2048, 256, 64),
+    _attention(2, 1, 4096, 64, 64, "strict", 1, with_sort=False),
+    _attention(1, 1, 1100, 300, 64, "none", 0, "right"),
+    _attention(1, 1, 1100, 512, 32, "strict", 0),
+    _attention(5, 3, 300, 64, 64, "strict", 0, "right"),
+    _attention(1, 2, 700, 64, 64, "none", 0, "holes", scale=0.5),
+    _attention(1, 2, 700, 64, 64, "none", 0, "right", "outputs"),
+    _attention(1, 2, 700, 64, 72, "strict", 0, "none"),
+    _attention(1, 2, 700, 64, 24, "none", 0, "none"),
+    _attention(1, 2, 700, 64, 65, "strict", 1, "right"),
+    _attention(1, 2, 700, 64, 250, "none", 0, "none"),
+]
+
+ATTENTION_TILES = [*_attentions(), *_every_rule(), *MANY_BLOCKS]
+
+
+def _sortcuts() -> list[Sortcut]:
+    masks, budgets, queries = cycle(MASKS), cycle((1, 2, 3)), cycle((1, 63, 130, 257))
+    found = []
+    for D, block in product(WIDTHS, (1, 8, 32, 64, 100, 128)):
+        length = _ragged(block)
+        budget = min(next(budgets), -(-length // block))
+        found.append(Sortcut(budget, next(masks), 1, 2, next(queries), length, block, D))
+    return found + [Sortcut(2, "none", 1, 2, 1024, 1024, 64, 64),
+                    Sortcut(2, "right", 1, 1, 4096, 4096, 64, 64),
+                    Sortcut(7, "none", 1, 2, 300, 500, 32, 64),
+                    Sortcut(1, "none", 1, 1, 300, 600, 256, 256)]
+
+
+def _balances() -> list[Balance]:
+    rules = cases.BALANCE_RULES
+    found, turn = [], 0
+    for N in BALANCE_SIZES:
+        chosen = rules if N in (17, 64, 128) else [
+            ("none", "full", 0), ("strict", "prefix", 0), ("strict", "prior", 1),
+            ("inclusive", "prefix", 0), ("inclusive", "prior", 0)]
+        B, H = (3, 2) if N <= 200 else (1, 2) if N <= 512 else (1, 1)
+        for causal, columns, window in chosen:
+            noise, masked = bool(turn & 1), N > 2 and bool(turn & 2)
+            iterations = (5, 5, 1, 20, 5, 3, 0)[turn % 7] if N <= 200 else 5
+            # exp of raw logits must stay within float16.
+            temperature = (0.75, 1.0, 0.5)[turn % 3] if iterations else 1.0
+            found.append(Balance(causal, columns, iterations, window, noise, masked, B, H, N,
+                                 temperature))
+            turn += 1
+    return found
+
+
+def _pools() -> list[Pool]:
+    masks, widths = cycle(MASKS), cycle((1, 17, 64, 130, 512))
+    return [Pool(mode, causal, next(masks), 2, _ragged(block), block, next(widths))
+            for block, (mode, causal) in product((1, 5, 16, 64, 100, 256), cases.POOL_MODES)] + [
+        Pool(mode, causal, "right", 1, 5000, 64, 64) for mode, causal in cases.POOL_MODES]
+
+
+POOL_TILES, BALANCE_TILES, SORTCUT_TILES = _pools(), _balances(), _sortcuts()
+TILES: list[Case] = [*POOL_TILES, *BALANCE_TILES, *ATTENTION_TILES, *SORTCUT_TILES]
