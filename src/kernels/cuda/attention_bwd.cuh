@@ -95,7 +95,7 @@ __device__ __forceinline__ void turn_scores(float (&s)[8][4], float (&dp)[8][4],
                                             const Dropout& dropout, uint32_t stream, int query,
                                             int lane) {
   scale *= kLog2E;
-  if (kPlain || (all_seen && !keys.weighted && dropout.threshold == 0)) {
+  if (kPlain || (!keys.weighted && dropout.threshold == 0)) {
 #pragma unroll
     for (int n = 0; n < 8; ++n) {
       const int column = n * 8 + lane % 4 * 2;
@@ -104,12 +104,12 @@ __device__ __forceinline__ void turn_scores(float (&s)[8][4], float (&dp)[8][4],
 #pragma unroll
       for (int c = 0; c < 4; ++c) {
         s[n][c] = power_of_2(s[n][c] * scale - (c % 2 == 0 ? log_sum.x : log_sum.y));
-        if (kPlain && !all_seen) {
+        if (!all_seen) {
           const int at = keys.key + c / 2 * 8;
           if (at < facts.begin[column + c % 2] || at >= facts.end[column + c % 2]) s[n][c] = 0.0f;
         }
         const float change = s[n][c] * (dp[n][c] - (c % 2 == 0 ? delta.x : delta.y));
-        dp[n][c] = kPlain && !all_seen && s[n][c] == 0.0f ? 0.0f : change;
+        dp[n][c] = !all_seen && s[n][c] == 0.0f ? 0.0f : change;
       }
     }
     return;

@@ -143,31 +143,39 @@ __global__ void __launch_bounds__(kThreads, E::kWidth <= 64 ? 3 : 1)
       E::end();
       E::settle(s);
       E::settle(dp);
-      const bool plain =
-          __all_sync(0xFFFFFFFFu, all(seen[0]) && all(seen[1])) && weight == nullptr && !drops;
-      uint4 bits = make_uint4(0, 0, 0, 0);
+      const bool all_seen = __all_sync(0xFFFFFFFFu, all(seen[0]) && all(seen[1]));
+      if (weight == nullptr && !drops) {
 #pragma unroll
-      for (int n = 0; n < 8; ++n) {
-        if (drops && n % 2 == 0) {
-          bits = DropoutState(dropout.rng)
-                     .draw(draw_stream(p, flat_head, list), low, at + n * 8 + lane % 4 * 2);
-        }
+        for (int n = 0; n < 8; ++n) {
 #pragma unroll
-        for (int c = 0; c < 4; ++c) {
-          const int half = c / 2;
-          const float share = power_of_2(s[n][c] * scale - log_sum[half]);
-          if (plain) {
-            s[n][c] = share * (dp[n][c] - delta[half]);
-            continue;
+          for (int c = 0; c < 4; ++c) {
+            const int half = c / 2, position = at + n * 8 + lane % 4 * 2 + c % 2;
+            const float share = power_of_2(s[n][c] * scale - log_sum[half]);
+            const bool visible =
+                all_seen || (position >= seen[half].begin && position < seen[half].end);
+            s[n][c] = visible ? share * (dp[n][c] - delta[half]) : 0.0f;
           }
-          const int position = at + n * 8 + lane % 4 * 2 + c % 2;
-          const float weighs = weight == nullptr ? 1.0f : weight[position - at];
-          const bool counts =
-              position >= seen[half].begin && position < seen[half].end && weighs > 0.0f;
-          const bool gone =
-              drops && dropout_bits(bits, half == 1, n % 2 == 1, c % 2 == 1) < dropout.threshold;
-          const float passed = gone ? 0.0f : dp[n][c] * dropout.kept;
-          s[n][c] = counts ? share * weighs * (passed - delta[half]) : 0.0f;
+        }
+      } else {
+        uint4 bits = make_uint4(0, 0, 0, 0);
+#pragma unroll
+        for (int n = 0; n < 8; ++n) {
+          if (drops && n % 2 == 0) {
+            bits = DropoutState(dropout.rng)
+                       .draw(draw_stream(p, flat_head, list), low, at + n * 8 + lane % 4 * 2);
+          }
+#pragma unroll
+          for (int c = 0; c < 4; ++c) {
+            const int half = c / 2, position = at + n * 8 + lane % 4 * 2 + c % 2;
+            const float share = power_of_2(s[n][c] * scale - log_sum[half]);
+            const float weighs = weight == nullptr ? 1.0f : weight[position - at];
+            const bool counts =
+                position >= seen[half].begin && position < seen[half].end && weighs > 0.0f;
+            const bool gone =
+                drops && dropout_bits(bits, half == 1, n % 2 == 1, c % 2 == 1) < dropout.threshold;
+            const float passed = gone ? 0.0f : dp[n][c] * dropout.kept;
+            s[n][c] = counts ? share * weighs * (passed - delta[half]) : 0.0f;
+          }
         }
       }
       Packed change;

@@ -79,12 +79,23 @@ struct RunningSoftmax {
 __device__ __forceinline__ void hide(float (&s)[8][4], const Interval (&seen)[2], int first,
                                      const float* weight, int lane) {
   const int column = first + lane % 4 * 2;
+  if (weight == nullptr) {
+#pragma unroll
+    for (int n = 0; n < 8; ++n) {
+#pragma unroll
+      for (int c = 0; c < 4; ++c) {
+        const int at = column + n * 8 + c % 2;
+        if (at < seen[c / 2].begin || at >= seen[c / 2].end) s[n][c] = -INFINITY;
+      }
+    }
+    return;
+  }
 #pragma unroll
   for (int n = 0; n < 8; ++n) {
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       const int at = column + n * 8 + e;
-      const bool weighs = weight == nullptr || weight[at - first] > 0.0f;
+      const bool weighs = weight[at - first] > 0.0f;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const bool visible = at >= seen[half].begin && at < seen[half].end && weighs;

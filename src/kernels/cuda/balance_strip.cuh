@@ -56,8 +56,8 @@ void for_each_strip_group(const BalanceParams& p, const Body& body) {
 template <int kThreadsOfCta>
 struct StripShape {
   static constexpr int kThreads = kThreadsOfCta, kWarps = kThreads / 32;
-  // CTAs of a multiprocessor, for 80 registers a thread, and for 128.
-  static constexpr int kMany = 768 / kThreads, kFew = 512 / kThreads;
+  // CTAs of a multiprocessor, for 80 registers a thread, and for 128 or more.
+  static constexpr int kMany = 768 / kThreads, kFew = kThreads == 128 ? 3 : 512 / kThreads;
 };
 
 // Calls body(StripShape()) for the number of blocks.
@@ -114,6 +114,13 @@ __device__ __forceinline__ float fast_exp2(float x) {
   return y;
 }
 
+// 1 / x of a normal number to 1 ulp, and 0 of an empty sum.
+__device__ __forceinline__ float fast_reciprocal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return x > 0.0f ? y : 0.0f;
+}
+
 // Numbers of the strip's rows, 0 beyond the last.
 __device__ __forceinline__ void load_strip_rows(const Strip& strip, const float* from,
                                                 float (&to)[kStripRows]) {
@@ -127,8 +134,7 @@ __device__ __forceinline__ void load_strip_columns(const float* from, int end,
                                                    float (&to)[kStripColumns]) {
 #pragma unroll
   for (int e = 0; e < kStripColumns; ++e) {
-    const int c = strip_column<Shape>(e);
-    to[e] = c < end ? from[c] : 0.0f;
+    to[e] = strip_column<Shape>(e) < end ? (from + threadIdx.x)[e * Shape::kThreads] : 0.0f;
   }
 }
 
@@ -138,10 +144,11 @@ __device__ __forceinline__ void load_strip(const Strip& strip, const float* rows
                                            int end, Tile& to) {
 #pragma unroll
   for (int i = 0; i < kStripRows; ++i) {
+    const float* from = rows + static_cast<int64_t>(i) * stride + threadIdx.x;
 #pragma unroll
     for (int e = 0; e < kStripColumns; ++e) {
-      const int c = strip_column<Shape>(e);
-      to[i][e] = i < strip.count && c < end ? rows[i * stride + c] : kNothing;
+      const bool inside = i < strip.count && strip_column<Shape>(e) < end;
+      to[i][e] = inside ? from[e * Shape::kThreads] : kNothing;
     }
   }
 }
@@ -151,10 +158,11 @@ __device__ __forceinline__ void store_strip(const Strip& strip, const Tile& from
                                             int end, float* rows) {
 #pragma unroll
   for (int i = 0; i < kStripRows; ++i) {
+    float* to = rows + static_cast<int64_t>(i) * stride + threadIdx.x;
 #pragma unroll
     for (int e = 0; e < kStripColumns; ++e) {
-      const int c = strip_column<Shape>(e);
-      if (i < strip.count && c < end) rows[i * stride + c] = from[i][e];
+      const bool inside = i < strip.count && strip_column<Shape>(e) < end;
+      if (inside) to[e * Shape::kThreads] = from[i][e];
     }
   }
 }
@@ -165,10 +173,12 @@ __device__ __forceinline__ void load_strip_grad(const StripArgs& t, const Strip&
                                                 const Tile& x, Tile& to) {
   const Matrix<float> grad(t.a.p, t.a.p.grad, strip.head);
 #pragma unroll
-  for (int i = 0; i < kStripRows; ++i) {
+  for (int e = 0; e < kStripColumns; ++e) {
+    const float* from = grad.data + strip.first * grad.row + strip_column<Shape>(e) * grad.column;
 #pragma unroll
-    for (int e = 0; e < kStripColumns; ++e) {
-      to[i][e] = x[i][e] == kNothing ? 0.0f : grad.at(strip.first + i, strip_column<Shape>(e));
+    for (int i = 0; i < kStripRows; ++i) {
+      to[i][e] = x[i][e] == kNothing ? 0.0f : *from;
+      from += grad.row;
     }
   }
 }
@@ -294,19 +304,24 @@ __device__ __forceinline__ void put_log_sums(const Tile& x, const float (&u)[kSt
     const float base = s.base();
 #pragma unroll
     for (int i = 0; i < kStripRows; ++i) s.sum += fast_exp2(column[i] - base);
-    if (strip_column<Shape>(e) < end) to[strip_column<Shape>(e)] = s;
+    if (strip_column<Shape>(e) < end) (to + threadIdx.x)[e * Shape::kThreads] = s;
   }
 }
 
 // What all threads know of the strip's rows; threads of different warps store it.
-__device__ __forceinline__ void store_strip_rows(const Strip& strip,
-                                                 const float (&from)[kStripRows], float* to) {
+template <class Value>
+__device__ __forceinline__ void store_strip_rows(const Strip& strip, float* to,
+                                                 const Value& value) {
 #pragma unroll
   for (int i = 0; i < kStripRows; ++i) {
     if (static_cast<int>(threadIdx.x) == 32 * (i % 4) && i < strip.count) {
-      to[strip.first + i] = from[i];
+      to[strip.first + i] = value(i);
     }
   }
+}
+__device__ __forceinline__ void store_strip_rows(const Strip& strip,
+                                                 const float (&from)[kStripRows], float* to) {
+  store_strip_rows(strip, to, [&](int i) { return from[i]; });
 }
 
 __device__ __forceinline__ float* strip_terms(const BalanceParams& p, int64_t head, int64_t index) {

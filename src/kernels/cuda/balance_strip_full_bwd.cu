@@ -3,8 +3,8 @@
 // It goes through the potentials u and v that forward kept, and reads nothing but x [N, N], loaded
 // again, until its last launch. As in balance_head_full.cu Q^k = exp2(x - u(k-1) - vk), whose
 // columns sum to 1, and P^(k-1) = Q^k f_j, f = exp2(vk - v(k-1)), whose rows do; and Q^k = P^k h_i,
-// h = exp2(uk - u(k-1)). Let u' = du / sum_j P and v' = dv / sum_i Q, in which the rounding of u and
-// v is divided out.
+// h = exp2(uk - u(k-1)). Let u' = du / sum_j P and v' = dv / sum_i Q, in which the rounding of u
+// and v is divided out.
 //
 //   start     loads x;  r_i = 1 / sum_j P^K,  d_i = sum_j R dR;
 //             parts of dvK_j = - sum_i R (dR - d_i), and of sum_i QK_ij
@@ -93,7 +93,8 @@ __device__ __forceinline__ void store_gradient(const StripArgs& t, const Strip& 
 }
 
 // Turns g, which is dR, into R (dR - d_i).
-__device__ __forceinline__ void weigh_gradient(const Tile& share, const float (&inverses)[kStripRows],
+__device__ __forceinline__ void weigh_gradient(const Tile& share,
+                                               const float (&inverses)[kStripRows],
                                                const float (&dots)[kStripRows], Tile& g) {
 #pragma unroll
   for (int i = 0; i < kStripRows; ++i) {
@@ -138,8 +139,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kFew)
     inverses[i] = dots[i] = 0.0f;
 #pragma unroll
     for (int e = 0; e < kStripColumns; ++e) {
-      const float share =
-          p.iterations == 0 ? expf(x[i][e]) : fast_exp2(x[i][e] - v[e] - u[i]);
+      const float share = p.iterations == 0 ? expf(x[i][e]) : fast_exp2(x[i][e] - v[e] - u[i]);
       inverses[i] += share;
       dots[i] += share * g[i][e];
       x[i][e] = share;
@@ -149,7 +149,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kFew)
   reduce_rows<Shape>(dots, Add(), shared[1]);
 #pragma unroll
   for (int i = 0; i < kStripRows; ++i) {
-    inverses[i] = p.iterations == 0 ? 1.0f : reciprocal(inverses[i]);
+    inverses[i] = p.iterations == 0 ? 1.0f : fast_reciprocal(inverses[i]);
     dots[i] = p.iterations == 0 ? 0.0f : dots[i] * inverses[i];
   }
   weigh_gradient(x, inverses, dots, g);
@@ -175,7 +175,8 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kFew)
   }
 }
 
-// v' and f of column step k (1 .. K). 32 columns of one head a CTA; warp w takes strips w, w + 16, ...
+// v' and f of column step k (1 .. K). 32 columns of one head a CTA; warp w takes strips w, w + 16,
+// ...
 __global__ void __launch_bounds__(32 * kMergeParts)
     balance_strip_full_bwd_merge_kernel(const __grid_constant__ StripArgs t, int k,
                                         const __grid_constant__ FullScratch scratch) {
@@ -285,7 +286,7 @@ __global__ void __launch_bounds__(Shape::kThreads, kLast ? Shape::kFew : Shape::
   reduce_rows<Shape>(du, Add(), shared[0]);
   reduce_rows<Shape>(whole, Add(), shared[1]);
 #pragma unroll
-  for (int i = 0; i < kStripRows; ++i) du[i] *= -reciprocal(whole[i]);
+  for (int i = 0; i < kStripRows; ++i) du[i] *= -fast_reciprocal(whole[i]);
   if constexpr (kLast) {
     put_gradient<Shape>(t, strip, scratch, x, du);
   } else {

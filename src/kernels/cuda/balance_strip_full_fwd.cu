@@ -43,8 +43,9 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kFew)
   for (int i = 0; i < kStripRows; ++i) {
 #pragma unroll
     for (int e = 0; e < kStripColumns; ++e) {
-      x[i][e] = p.iterations == 0 ? expf(x[i][e])
-                                  : fast_exp2(x[i][e] - rows[i].base()) * reciprocal(rows[i].sum);
+      x[i][e] = p.iterations == 0
+                    ? expf(x[i][e])
+                    : fast_exp2(x[i][e] - rows[i].base()) * fast_reciprocal(rows[i].sum);
     }
   }
   store_strip<Shape>(strip, x, strip.n, strip.n, strip_result(t, strip));
@@ -72,12 +73,12 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kMany)
     }
   }
   reduce_rows<Shape>(sums, Add(), shared);
+  // u is read again, to free its registers.
+  const float* before = strip_terms(p, strip.head, 2 * k - 2) + strip.first;
+  store_strip_rows(strip, strip_terms(p, strip.head, 2 * k),
+                   [&](int i) { return sums[i] > 0.0f ? before[i] + log2f(sums[i]) : before[i]; });
 #pragma unroll
-  for (int i = 0; i < kStripRows; ++i) {
-    if (sums[i] > 0.0f) u[i] += log2f(sums[i]);
-    sums[i] = reciprocal(sums[i]);
-  }
-  store_strip_rows(strip, u, strip_terms(p, strip.head, 2 * k));
+  for (int i = 0; i < kStripRows; ++i) sums[i] = fast_reciprocal(sums[i]);
   if (k == column_steps(p)) {
 #pragma unroll
     for (int i = 0; i < kStripRows; ++i) {
