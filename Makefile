@@ -97,4 +97,4 @@ clean:
 
 .format:
 	@formatter=$$(command -v $(dir $(PYTHON))clang-format || command -v clang-format) && \
-	git ls-files '*.h' '*.cpp' | xargs $$formatter -i
+	git ls-files '*.h' '*.cpp' '*.cu' '*.cuh' | xargs $$formatter -i

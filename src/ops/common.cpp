@@ -2,11 +2,14 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros.h>
 #include <sys/mman.h>
 
 #include <mutex>
+
+#include "ops/stream.h"
 
 namespace sinkhorn::ops {
 
@@ -189,6 +192,10 @@ Tensor laid_out_like(const Tensor& x, const Tensor& result) {
   const Tensor to = at::empty_like(x);
   if (to.strides() == result.strides() && to.scalar_type() == result.scalar_type()) return result;
   return to.copy_(result);
+}
+
+Tensor scratch_of(const Tensor& like, int64_t bytes) {
+  return at::empty({bytes}, like.options().dtype(at::kByte));
 }
 
 Executor executor() {

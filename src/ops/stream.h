@@ -10,4 +10,7 @@ namespace sinkhorn::ops {
 // The current stream of the device of `x`, which must be a CUDA tensor.
 cuda::Stream current_stream(const at::Tensor& x);
 
+// Memory for a kernel to work in, on the device of `like`.
+at::Tensor scratch_of(const at::Tensor& like, int64_t bytes);
+
 }  // namespace sinkhorn::ops

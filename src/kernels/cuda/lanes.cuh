@@ -9,6 +9,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "kernels/cuda/philox.cuh"
+
 namespace sinkhorn::cuda {
 
 // One access to memory of so many bytes.
@@ -101,18 +103,10 @@ class ElementDropout {
 
  private:
   __device__ __forceinline__ uint4 draw(uint64_t counter) const {
-    uint4 x = make_uint4(static_cast<uint32_t>(counter), static_cast<uint32_t>(counter >> 32),
-                         static_cast<uint32_t>(offset_), static_cast<uint32_t>(offset_ >> 32));
-    uint32_t key0 = static_cast<uint32_t>(seed_), key1 = static_cast<uint32_t>(seed_ >> 32);
-#pragma unroll
-    for (int round = 0; round < 10; ++round) {
-      const uint32_t high0 = __umulhi(0xD2511F53u, x.x), low0 = 0xD2511F53u * x.x;
-      const uint32_t high1 = __umulhi(0xCD9E8D57u, x.z), low1 = 0xCD9E8D57u * x.z;
-      x = make_uint4(high1 ^ x.y ^ key0, low1, high0 ^ x.w ^ key1, low0);
-      key0 += 0x9E3779B9u;
-      key1 += 0xBB67AE85u;
-    }
-    return x;
+    const uint4 x =
+        make_uint4(static_cast<uint32_t>(counter), static_cast<uint32_t>(counter >> 32),
+                   static_cast<uint32_t>(offset_), static_cast<uint32_t>(offset_ >> 32));
+    return philox<10>(x, seed_);
   }
 
   bool active_;

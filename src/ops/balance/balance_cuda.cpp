@@ -15,40 +15,6 @@
 namespace sinkhorn::ops {
 namespace {
 
-// Everything but the result and the terms, which forward and backward each make.
-struct BalanceCall {
-  BalanceCall(const Tensor& logits, int64_t iterations, double temperature, std::string_view causal,
-              std::string_view columns, int64_t window, const OptionalTensor& given_noise,
-              const OptionalTensor& block_mask)
-      : mask(block_mask) {
-    p.batch = logits.size(0);
-    p.heads = logits.size(1);
-    p.blocks = logits.size(3);
-    p.iterations = iterations;
-    p.window = window;
-    p.temperature = temperature;
-    p.causal = parse_causal("balance", causal);
-    p.columns = parse_columns("balance", columns);
-    p.compute64 = logits.scalar_type() == at::kDouble;
-    p.live = mask.data();
-    p.logits = view_of(logits);
-    if (given_noise.has_value()) {
-      noise = given_noise->to(compute_type(logits.scalar_type()));
-      p.noise = view_of(noise);
-    }
-  }
-
-  bool covered() const { return cuda::covers_balance(p); }
-
-  MaskBytes mask;
-  Tensor noise;
-  BalanceParams p{};
-};
-
-Tensor scratch_of(const Tensor& like, int64_t bytes) {
-  return at::empty({bytes}, like.options().dtype(at::kByte));
-}
-
 std::tuple<Tensor, Tensor> balance_fwd_cuda(const Tensor& logits, int64_t iterations,
                                             double temperature, std::string_view causal,
                                             std::string_view columns, int64_t window,
@@ -60,7 +26,7 @@ std::tuple<Tensor, Tensor> balance_fwd_cuda(const Tensor& logits, int64_t iterat
   const auto options = logits.options().dtype(compute_type(logits.scalar_type()));
   const std::array<int64_t, 4> shape = {call.p.batch, call.p.heads,
                                         balance_terms(call.p.columns, iterations), call.p.blocks};
-  if (!call.covered()) {
+  if (!cuda::covers_balance(call.p)) {
     // Backward balances again and reads no terms.
     return {composite::balance(logits, iterations, temperature, causal, columns, window, noise,
                                block_mask),
@@ -80,7 +46,7 @@ Tensor balance_bwd_cuda(const Tensor& grad, const Tensor& logits, const Tensor& 
                         const OptionalTensor& block_mask) {
   const c10::DeviceGuard guard(logits.device());
   BalanceCall call(logits, iterations, temperature, causal, columns, window, noise, block_mask);
-  if (!call.covered()) {
+  if (!cuda::covers_balance(call.p)) {
     return composite::recompute_gradients(grad, {logits}, [&](const std::vector<Tensor>& inputs) {
       return composite::balance(inputs[0], iterations, temperature, causal, columns, window, noise,
                                 block_mask);

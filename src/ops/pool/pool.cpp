@@ -19,6 +19,23 @@ void check_pool(const Tensor& x, int64_t block, std::string_view mode, bool caus
   check_mask(op, "mask", x, mask, {x.sym_size(0), x.sym_size(1)}, "[B, L]");
 }
 
+PoolParams pool_params(const Tensor& x, const Tensor& pooled, int64_t block, std::string_view mode,
+                       bool causal, const MaskBytes& mask) {
+  PoolParams p{};
+  p.batch = x.size(0);
+  p.length = x.size(1);
+  p.width = x.size(2);
+  p.block = std::min(block, x.size(1));
+  p.blocks = pooled.size(1);
+  p.mode = parse_pool_mode("pool", mode);
+  p.causal = causal;
+  p.compute64 = x.scalar_type() == at::kDouble;
+  p.real = mask.data();
+  p.x = view_of(x);
+  p.pooled = view_of(pooled);
+  return p;
+}
+
 namespace {
 
 using FwdSignature = Tensor(const Tensor&, int64_t, std::string_view, bool, const OptionalTensor&);

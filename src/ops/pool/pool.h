@@ -8,4 +8,8 @@ namespace sinkhorn::ops {
 void check_pool(const Tensor& x, int64_t block, std::string_view mode, bool causal,
                 const OptionalTensor& mask);
 
+// A kernel's parameters: x and the pooled rows, or their gradients.
+PoolParams pool_params(const Tensor& x, const Tensor& pooled, int64_t block, std::string_view mode,
+                       bool causal, const MaskBytes& mask);
+
 }  // namespace sinkhorn::ops

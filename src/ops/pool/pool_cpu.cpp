@@ -9,30 +9,13 @@
 namespace sinkhorn::ops {
 namespace {
 
-PoolParams params_of(const Tensor& x, const Tensor& pooled, int64_t block, std::string_view mode,
-                     bool causal, const MaskBytes& mask) {
-  PoolParams p{};
-  p.batch = x.size(0);
-  p.length = x.size(1);
-  p.width = x.size(2);
-  p.block = std::min(block, x.size(1));
-  p.blocks = pooled.size(1);
-  p.mode = parse_pool_mode("pool", mode);
-  p.causal = causal;
-  p.compute64 = x.scalar_type() == at::kDouble;
-  p.real = mask.data();
-  p.x = view_of(x);
-  p.pooled = view_of(pooled);
-  return p;
-}
-
 Tensor pool_fwd_cpu(const Tensor& x, int64_t block, std::string_view mode, bool causal,
                     const OptionalTensor& mask) {
   check_pool(x, block, mode, causal, mask);
   const int64_t blocks = (x.size(1) - 1) / block + 1;
   const Tensor pooled = at::empty({x.size(0), blocks, x.size(2)}, x.options());
   const MaskBytes bytes(mask);
-  cpu::kernels().pool_fwd(params_of(x, pooled, block, mode, causal, bytes), executor());
+  cpu::kernels().pool_fwd(pool_params(x, pooled, block, mode, causal, bytes), executor());
   return pooled;
 }
 
@@ -40,7 +23,7 @@ Tensor pool_bwd_cpu(const Tensor& grad, const OptionalTensor& mask, int64_t leng
                     std::string_view mode, bool causal) {
   const Tensor result = at::empty({grad.size(0), length, grad.size(2)}, grad.options());
   const MaskBytes bytes(mask);
-  cpu::kernels().pool_bwd(params_of(result, grad, block, mode, causal, bytes), executor());
+  cpu::kernels().pool_bwd(pool_params(result, grad, block, mode, causal, bytes), executor());
   return result;
 }
 

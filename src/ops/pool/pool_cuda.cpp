@@ -15,27 +15,6 @@
 namespace sinkhorn::ops {
 namespace {
 
-PoolParams params_of(const Tensor& x, const Tensor& pooled, int64_t block, std::string_view mode,
-                     bool causal, const MaskBytes& mask) {
-  PoolParams p{};
-  p.batch = x.size(0);
-  p.length = x.size(1);
-  p.width = x.size(2);
-  p.block = std::min(block, x.size(1));
-  p.blocks = pooled.size(1);
-  p.mode = parse_pool_mode("pool", mode);
-  p.causal = causal;
-  p.compute64 = x.scalar_type() == at::kDouble;
-  p.real = mask.data();
-  p.x = view_of(x);
-  p.pooled = view_of(pooled);
-  return p;
-}
-
-Tensor scratch_of(const Tensor& like, int64_t bytes) {
-  return at::empty({bytes}, like.options().dtype(at::kByte));
-}
-
 Tensor pool_fwd_cuda(const Tensor& x, int64_t block, std::string_view mode, bool causal,
                      const OptionalTensor& mask) {
   check_pool(x, block, mode, causal, mask);
@@ -44,7 +23,7 @@ Tensor pool_fwd_cuda(const Tensor& x, int64_t block, std::string_view mode, bool
   const int64_t blocks = (x.size(1) - 1) / block + 1;
   const Tensor pooled = at::empty({x.size(0), blocks, x.size(2)}, x.options());
   const MaskBytes bytes(mask);
-  const PoolParams p = params_of(rows, pooled, block, mode, causal, bytes);
+  const PoolParams p = pool_params(rows, pooled, block, mode, causal, bytes);
   if (!cuda::covers_pool(p)) return composite::pool(x, block, mode, causal, mask);
   const Tensor scratch = scratch_of(x, cuda::pool_scratch(p));
   cuda::launch_pool_fwd(p, scratch.data_ptr(), current_stream(x));
@@ -56,7 +35,7 @@ Tensor pool_bwd_cuda(const Tensor& grad, const OptionalTensor& mask, int64_t len
   const c10::DeviceGuard guard(grad.device());
   const Tensor result = at::empty({grad.size(0), length, grad.size(2)}, grad.options());
   const MaskBytes bytes(mask);
-  const PoolParams p = params_of(result, grad, block, mode, causal, bytes);
+  const PoolParams p = pool_params(result, grad, block, mode, causal, bytes);
   if (!cuda::covers_pool(p)) {
     // pool is linear: its gradient is the same at any x.
     const Tensor x = at::zeros(result.sizes(), grad.options());
