@@ -19,6 +19,7 @@ class Case:
     op: ClassVar[str]
     grads: ClassVar[tuple[str, ...]]  # the differentiable inputs
     option_names: ClassVar[tuple[str, ...]]
+    few_keys: ClassVar[bool] = False  # every softmax is over one or two keys, however long L is
 
     def options(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.option_names}
@@ -103,7 +104,11 @@ class Attention(Case):
 
     @property
     def degenerate(self) -> bool:
-        return self.L <= 2 or (self.block == 1 and self.window == 0)
+        return self.L <= 2
+
+    @property
+    def few_keys(self) -> bool:
+        return self.block == 1 and self.window == 0
 
     def inputs(self, dtype: torch.dtype, device: str = "cpu", seed: int = 0,
                sort_dtype: torch.dtype | None = None, outside: float = 3.0) -> Inputs:

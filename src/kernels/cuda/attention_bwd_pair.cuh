@@ -31,11 +31,6 @@ struct PairPlace {
   }
 };
 
-// A barrier of one group's warps.
-__device__ __forceinline__ void sync_group(int group) {
-  asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory");
-}
-
 // 16 rows of a warp's gradient through a tile to their place.
 template <class E>
 __device__ __forceinline__ void store_pair_rows(const AttentionCall& p, typename E::T* tile,

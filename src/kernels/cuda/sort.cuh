@@ -120,11 +120,6 @@ __device__ __noinline__ float sum_exactly(const SortHead<T>& h, const T* sorted,
   return total;
 }
 
-template <int kRows>
-constexpr int sort_shared() {
-  return kSortStages * (kRows * (kSortDepth + kPad) + kSortDepth * (kSortColumns + kPad)) * 2;
-}
-
 // kUndo: undo. Grid: shares of the columns, row tiles, heads * 2 sides.
 template <class T, int kRows, bool kUndo>
 __global__ void __launch_bounds__(kRows * 2, kRows == 64 ? 4 : 2)
