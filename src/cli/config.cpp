@@ -1,95 +1,17 @@
 #include "cli/config.h"
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
-#include <fstream>
 #include <map>
 #include <sstream>
 #include <tuple>
 
 #include "cli/fields.h"
+#include "cli/settings.h"
 #include "sinkhorn/error.h"
 #include "tasks/metrics.h"
 
 namespace sinkhorn::cli {
 namespace {
-
-// A value as somebody wrote it; name is how to speak of it: "file: key" or "key".
-struct Setting {
-  std::string value;
-  std::string name;
-};
-using Settings = std::map<std::string, Setting>;
-
-const char* const kStacks[] = {"encoder", "decoder"};
-
-std::vector<std::string> key_names() {
-  std::vector<std::string> names;
-  for (const Key& key : config_keys()) names.push_back(key.name);
-  return names;
-}
-
-void check_known(const Settings& settings, const std::string& where) {
-  const std::vector<std::string> known = key_names();
-  for (const auto& [key, setting] : settings) {
-    if (std::find(known.begin(), known.end(), key) == known.end()) {
-      throw UsageError(where + "unknown key " + key + suggestion(key, known));
-    }
-  }
-}
-
-// attention.x speaks for each stack that has no word of its own from the same place.
-void spread_attention(Settings& settings) {
-  const std::string prefix = "attention.";
-  const Settings stated = settings;
-  for (const auto& [key, setting] : stated) {
-    if (!key.starts_with(prefix)) continue;
-    for (const std::string stack : kStacks) {
-      settings.emplace(stack + "." + key.substr(prefix.size()), setting);
-    }
-  }
-}
-
-Settings read_file(const std::filesystem::path& path) {
-  const std::string where = path.string() + ": ";
-  std::ifstream file(path);
-  if (!file || std::filesystem::is_directory(path)) {
-    throw UsageError(where + "cannot be read; expected a configuration file");
-  }
-  std::vector<CLI::ConfigItem> items;
-  try {
-    items = CLI::ConfigBase().from_config(file);
-  } catch (const CLI::Error& error) {
-    throw UsageError(where + error.what());
-  }
-  Settings settings;
-  for (const CLI::ConfigItem& item : items) {
-    if (item.name == "++" || item.name == "--") continue;  // a section begins or ends
-    const std::string key = item.fullname();
-    if (item.name.starts_with("[")) {
-      throw UsageError(where + item.name + ": a section's name stands alone on its line");
-    }
-    if (item.inputs.size() != 1) {
-      throw UsageError(where + key + ": expected one value, found " +
-                       std::to_string(item.inputs.size()) +
-                       "; quote a value that holds spaces or commas");
-    }
-    if (!settings.emplace(key, Setting{item.inputs[0], where + key}).second) {
-      throw UsageError(where + key + " is stated twice");
-    }
-  }
-  check_known(settings, where);
-  spread_attention(settings);
-  return settings;
-}
-
-Settings read_overrides(const Overrides& overrides) {
-  Settings settings;
-  for (const auto& [key, value] : overrides) settings[key] = {value, key};
-  check_known(settings, "");
-  spread_attention(settings);
-  return settings;
-}
 
 void set_fields(const Settings& settings, const Fields& fields) {
   for (const Field& field : fields) {
@@ -143,10 +65,12 @@ train::OptimizerConfig optimizer_defaults(const std::string& size, const Setting
 }
 
 bool has_encoder(const std::string& task) {
-  return task != "lm" && task != "text" && task != "pixels";
+  return task != "lm" && task != "text" && task != "pixels" && task != "recall";
 }
 
 bool has_decoder(const std::string& task) { return !has_encoder(task) || task == "sort"; }
+
+bool is_generated(const std::string& task) { return task == "sort" || task == "recall"; }
 
 void check_stack(const std::string& name, const nn::AttentionConfig& config, bool decoder) {
   try {
@@ -167,8 +91,17 @@ void check_device(const std::string& device) {
 }  // namespace
 
 train::RunConfig read_config(const std::filesystem::path& path, const Overrides& overrides) {
-  Settings settings = read_overrides(overrides);
-  if (!path.empty()) settings.merge(read_file(path));  // keeps what the command line states
+  return read_config(path.empty() ? std::vector<std::filesystem::path>{} : std::vector{path},
+                     overrides);
+}
+
+train::RunConfig read_config(const std::vector<std::filesystem::path>& files,
+                             const Overrides& overrides) {
+  Settings settings = read_settings(overrides);
+  // merge() keeps what is there: the command line's word, then the last file's.
+  for (auto file = files.rbegin(); file != files.rend(); ++file) {
+    settings.merge(read_settings(*file));
+  }
 
   Choices choices;
   set_fields(settings, choice_fields(choices));
@@ -178,7 +111,7 @@ train::RunConfig read_config(const std::filesystem::path& path, const Overrides&
   config.optimizer = optimizer_defaults(choices.size, settings);
   set_fields(settings, run_fields(config));
   if (config.train.run.empty()) {
-    const std::string name = path.empty() ? config.task.name : path.stem().string();
+    const std::string name = files.empty() ? config.task.name : files[0].stem().string();
     config.train.run = "runs/" + name;
   }
   check_config(config);
@@ -210,7 +143,7 @@ void check_config(const train::RunConfig& config) {
   if (has_encoder(config.task.name)) check_stack("encoder", model.encoder, false);
   if (has_decoder(config.task.name)) check_stack("decoder", model.decoder, true);
   check_device(config.train.device);
-  if (config.task.name != "sort" && config.task.data.empty()) {
+  if (!is_generated(config.task.name) && config.task.data.empty()) {
     throw UsageError("task.data: the task " + config.task.name +
                      " needs the folder or file of its data");
   }

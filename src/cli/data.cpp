@@ -21,7 +21,7 @@ Command add_data_check(CLI::App& program) {
   app->add_option("TASK", options->task, "the task")
       ->required()
       ->type_name(choice_of(tasks::task_names()));
-  app->add_option("DIR", options->folder, "folder or file of the data (sort: none)")
+  app->add_option("DIR", options->folder, "folder or file of the data (sort, recall: none)")
       ->type_name("DIR");
   app->add_flag("--json", options->json, "print JSON");
   return {app, [options] {

@@ -10,6 +10,13 @@ Split eval_split(std::string_view name) {
   throw UsageError("split '" + std::string(name) + "'; expected valid or test");
 }
 
+void check_count(const std::string& key, int64_t value, int64_t most) {
+  if (value < 1 || value > most) {
+    throw UsageError("task." + key + ": " + std::to_string(value) + "; expected 1 to " +
+                     std::to_string(most));
+  }
+}
+
 const std::shared_ptr<const TokenStore>& Dataset::split(std::string_view name) const {
   return splits[static_cast<size_t>(eval_split(name))];
 }

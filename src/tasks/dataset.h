@@ -32,8 +32,12 @@ std::shared_ptr<const Tokenizer> open_tokenizer(const TaskConfig& config, const 
 // The split by name; throws UsageError on any but valid and test.
 Split eval_split(std::string_view name);
 
+// Throws UsageError where the setting task.key is not in 1 .. most.
+void check_count(const std::string& key, int64_t value, int64_t most);
+
 // The tasks, one maker each.
 std::unique_ptr<Task> make_sort(const TaskConfig& config);
+std::unique_ptr<Task> make_recall(const TaskConfig& config);
 std::unique_ptr<Task> make_language(const TaskConfig& config);        // lm, text, pixels
 std::unique_ptr<Task> make_classification(const TaskConfig& config);  // sentiment, nli, classify
 

@@ -17,7 +17,7 @@ double ratio(const std::string& name, double total, int64_t count) {
 double value_of(const std::string& name, const Counts& c) {
   if (name == "perplexity") return std::exp(ratio(name, c.nats, c.units));
   if (name.starts_with("bits_per_")) return ratio(name, c.nats, c.units) / std::log(2.0);
-  if (name == "accuracy") return 100 * ratio(name, static_cast<double>(c.correct), c.rows);
+  if (name == "accuracy") return 100 * ratio(name, static_cast<double>(c.correct), c.units);
   if (name == "exact_match") return 100 * ratio(name, static_cast<double>(c.exact), c.rows);
   throw Error("metric '" + name +
               "' is unknown; expected perplexity, bits_per_*, accuracy or exact_match");
@@ -27,9 +27,9 @@ double value_of(const std::string& name, const Counts& c) {
 
 std::vector<Figure> figures(const std::string& metric, const Counts& c) {
   std::vector<Figure> all{{metric, value_of(metric, c)}};
-  const bool classifier = metric == "accuracy";
-  all.push_back({"loss", ratio("loss", c.nats, classifier ? c.rows : c.tokens)});
-  if (!classifier) {
+  const bool by_unit = metric == "accuracy";
+  all.push_back({"loss", ratio("loss", c.nats, by_unit ? c.units : c.tokens)});
+  if (!by_unit) {
     all.push_back({"token_accuracy",
                    100 * ratio("token_accuracy", static_cast<double>(c.correct), c.tokens)});
   }

@@ -10,7 +10,7 @@ namespace sinkhorn::tasks {
 struct Counts {
   double nats = 0;      // summed negative log likelihood, no label smoothing
   int64_t tokens = 0;   // targets it was summed over
-  int64_t units = 0;    // words, bytes, dimensions (Batch::units)
+  int64_t units = 0;    // words, bytes, dimensions, answers, rows (Batch::units)
   int64_t correct = 0;  // right labels, or right next tokens
   int64_t rows = 0;
   int64_t exact = 0;          // rows all of whose next tokens are right
@@ -26,8 +26,9 @@ struct Figure {
 };
 
 // The task's own metric first: perplexity = exp(nats / units), bits_per_* = nats / units / ln 2,
-// accuracy and exact_match in % of rows. Then loss (nats a token; a row for classifiers),
-// token_accuracy in %, and edit_distance_{forced,greedy} per target token where they were counted.
+// accuracy in % of units, exact_match in % of rows. Then loss (nats a token; under accuracy, a
+// unit), token_accuracy in % and edit_distance_{forced,greedy} per target token where they were
+// counted.
 std::vector<Figure> figures(const std::string& metric, const Counts& counts);
 
 // Levenshtein distance between two sequences.

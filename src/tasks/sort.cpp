@@ -2,7 +2,6 @@
 // counts.
 #include <algorithm>
 
-#include "sinkhorn/error.h"
 #include "tasks/dataset.h"
 #include "tasks/padded.h"
 #include "tasks/random.h"
@@ -61,22 +60,15 @@ class SortExamples final : public Examples {
   bool fixed_;
 };
 
-void check_positive(const char* key, int64_t value, int64_t most) {
-  if (value < 1 || value > most) {
-    throw UsageError(std::string("task.") + key + ": " + std::to_string(value) +
-                     "; expected 1 to " + std::to_string(most));
-  }
-}
-
 class SortTask final : public Task {
  public:
   explicit SortTask(const TaskConfig& config) : config_(config) {
     constexpr int64_t kMost = int64_t{1} << 24;
-    check_positive("sort_symbols", config.sort_symbols, kMost);
-    check_positive("sort_train_max", config.sort_train_max, kMost);
-    check_positive("sort_test_max", config.sort_test_max, kMost);
-    check_positive("sort_train_size", config.sort_train_size, int64_t{1} << 40);
-    check_positive("sort_test_size", config.sort_test_size, int64_t{1} << 40);
+    check_count("sort_symbols", config.sort_symbols, kMost);
+    check_count("sort_train_max", config.sort_train_max, kMost);
+    check_count("sort_test_max", config.sort_test_max, kMost);
+    check_count("sort_train_size", config.sort_train_size, int64_t{1} << 40);
+    check_count("sort_test_size", config.sort_test_size, int64_t{1} << 40);
     info_ = {.model = ModelKind::kSeq2Seq,
              .vocab = config.sort_symbols + kFirstByte,
              .max_length = std::max(config.sort_train_max, config.sort_test_max) + 1,

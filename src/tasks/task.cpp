@@ -6,14 +6,15 @@
 namespace sinkhorn::tasks {
 
 const std::vector<std::string>& task_names() {
-  static const std::vector<std::string> names{"sort",      "lm",  "text",    "pixels",
-                                              "sentiment", "nli", "classify"};
+  static const std::vector<std::string> names{"sort",   "recall",    "lm",  "text",
+                                              "pixels", "sentiment", "nli", "classify"};
   return names;
 }
 
 std::unique_ptr<Task> make_task(const TaskConfig& config) {
   const std::string& name = config.name;
   if (name == "sort") return make_sort(config);
+  if (name == "recall") return make_recall(config);
   if (name == "lm" || name == "text" || name == "pixels") return make_language(config);
   if (name == "sentiment" || name == "nli" || name == "classify") {
     return make_classification(config);

@@ -11,8 +11,8 @@
 namespace sinkhorn::tasks {
 
 struct TaskConfig {
-  std::string name = "sort";    // sort, lm, text, pixels, sentiment, nli, classify
-  std::string data;             // the publisher's folder (or a file); unused by sort
+  std::string name = "sort";    // one of task_names()
+  std::string data;             // the publisher's folder (or a file); unused where it is generated
   std::string cache;            // for token files and vocabularies; "": $XDG_CACHE_HOME/sinkhorn
   std::string tokens = "auto";  // bytes, pieces; auto: what the task's table in the paper uses
   std::string tokenizer;        // a SentencePiece model to use; "": train one on the training data
@@ -23,6 +23,13 @@ struct TaskConfig {
   int64_t sort_test_max = 512;
   int64_t sort_train_size = 100000;
   int64_t sort_test_size = 1000;
+  int64_t recall_pairs = 16;    // key-value pairs of a sequence
+  int64_t recall_queries = 0;   // keys asked; 0: all
+  int64_t recall_distance = 0;  // tokens between any pair and any query at least; 0: half of length
+  int64_t recall_keys = 64;     // different keys, values and fillers
+  int64_t recall_values = 64;
+  int64_t recall_fillers = 16;
+  int64_t recall_test_size = 1000;
 };
 
 enum class ModelKind { kLanguageModel, kSeq2Seq, kClassifier };
@@ -32,8 +39,8 @@ struct TaskInfo {
   int64_t vocab;        // ids are 0 .. vocab - 1; 0 pads, 1 begins (decoder input), 2 ends
   int64_t classes = 0;  // classifiers
   int64_t max_length;   // longest sequence any split yields, the end token included
-  // exact_match, accuracy, perplexity (per word), bits_per_byte (text), bits_per_character (lm as
-  // bytes, the name of the paper's Table 4), bits_per_dim
+  // exact_match, accuracy (of rows, or of answers), perplexity (per word), bits_per_byte (text),
+  // bits_per_character (lm as bytes, the name of the paper's Table 4), bits_per_dim
   std::string metric;
   bool higher_is_better;
   std::vector<std::string> labels;  // names of the classes
@@ -46,14 +53,15 @@ struct Batch {
   int64_t length = 0;            // of input (and target, for language models)
   std::vector<int32_t> input;    // [rows, length]: what the encoder, or a language model, reads
   std::vector<int32_t> lengths;  // [rows]: real tokens of input
-  // Language models: the next token at every position. Seq2Seq: what the decoder must say, end
-  // token included; the decoder reads it shifted right behind token 1. Classifiers: empty.
+  // Language models: the next token at every position, 0 where it does not count. Seq2Seq: what the
+  // decoder must say, end token included; the decoder reads it shifted right behind token 1.
+  // Classifiers: empty.
   int64_t target_length = 0;
   std::vector<int32_t> target;          // [rows, target_length]
   std::vector<int32_t> target_lengths;  // [rows]
   std::vector<int32_t> labels;          // [rows], classifiers
-  int64_t tokens = 0;                   // real target tokens (classifiers: real input tokens)
-  int64_t units = 0;  // what the metric divides by: words for lm, bytes, dimensions, rows otherwise
+  int64_t tokens = 0;  // real target tokens (classifiers, recall: real input tokens)
+  int64_t units = 0;   // what the metric divides by: words for lm, bytes, dimensions, answers, rows
 };
 
 struct BatchConfig {
@@ -91,7 +99,7 @@ class Task {
   virtual std::string tokenizer_path() const = 0;
 };
 
-// sort, lm, text, pixels, sentiment, nli, classify.
+// sort, recall, lm, text, pixels, sentiment, nli, classify.
 const std::vector<std::string>& task_names();
 
 // Opens the data, tokenising it where the cache has it not; throws Error with one line where it is

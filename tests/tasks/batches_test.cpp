@@ -58,11 +58,17 @@ class BatchesTest : public TaskTest {
     sort.sort_test_size = 70;
     sort.sort_train_max = 20;
     sort.sort_test_max = 40;
+    TaskConfig recall = config("recall");
+    recall.length = 40;
+    recall.recall_pairs = 4;
+    recall.recall_test_size = 70;
     const std::shared_ptr<Task> language = make_task(lm), own = make_task(config("classify")),
-                                sorting = make_task(sort);
-    return {{"lm rows", language, {.rows = 4}},   {"lm tokens", language, {.tokens = 120}},
-            {"classify rows", own, {.rows = 8}},  {"classify tokens", own, {.tokens = 200}},
-            {"sort rows", sorting, {.rows = 16}}, {"sort tokens", sorting, {.tokens = 100}}};
+                                sorting = make_task(sort), recalling = make_task(recall);
+    return {
+        {"lm rows", language, {.rows = 4}},       {"lm tokens", language, {.tokens = 120}},
+        {"classify rows", own, {.rows = 8}},      {"classify tokens", own, {.tokens = 200}},
+        {"sort rows", sorting, {.rows = 16}},     {"sort tokens", sorting, {.tokens = 100}},
+        {"recall rows", recalling, {.rows = 16}}, {"recall tokens", recalling, {.tokens = 100}}};
   }
 };
 

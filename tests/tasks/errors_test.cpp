@@ -104,7 +104,7 @@ TEST_F(ErrorsTest, BadTreesAndPairs) {
 }
 
 TEST_F(ErrorsTest, Usage) {
-  EXPECT_HAS(error("chess"), "task.name: 'chess'; expected sort, lm, text");
+  EXPECT_HAS(error("chess"), "task.name: 'chess'; expected sort, recall, lm, text");
   write_own(10);
   EXPECT_HAS(error("classify", "syllables"), "task.tokens: 'syllables'; expected auto");
   TaskConfig c = config("classify");
