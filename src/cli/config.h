@@ -1,8 +1,9 @@
 // From a file and a command line to one RunConfig, and back to a file.
 //
-// A key is section.name. The command line stands over the file, the file over the defaults,
-// whatever the order of keys. `attention.x` is `encoder.x` and `decoder.x` at once; where one place
-// states both, the stack's own key wins. model.size and the presets only move the defaults.
+// A key is section.name. The command line stands over the file, the file over the one it includes
+// (`include = other.ini`, before any section), all over the defaults, whatever the order of keys.
+// `attention.x` is `encoder.x` and `decoder.x` at once; where one place states both, the stack's
+// own key wins. model.size and the presets only move the defaults.
 #pragma once
 
 #include <filesystem>
@@ -18,6 +19,9 @@ using Overrides = std::vector<std::pair<std::string, std::string>>;  // key, val
 
 // Reads `path` ("": no file), then the overrides; checked. Throws UsageError with the file and key.
 train::RunConfig read_config(const std::filesystem::path& path, const Overrides& overrides);
+// The same of several files, each over those before it.
+train::RunConfig read_config(const std::vector<std::filesystem::path>& files,
+                             const Overrides& overrides);
 
 // All keys, resolved: reads back to the same configuration.
 std::string write_config(const train::RunConfig& config);
