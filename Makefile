@@ -36,7 +36,8 @@ demo: setup
 build: setup
 	@$(MAKE) --no-print-directory .build
 
-test: setup
+test:
+	@tools/setup tests
 	@$(MAKE) --no-print-directory .test
 
 cpu-build: setup

@@ -25,6 +25,7 @@ struct Command {
 Command add_train(CLI::App& program);
 Command add_eval(CLI::App& program);
 Command add_inspect(CLI::App& program);
+Command add_report(CLI::App& program);
 Command add_info(CLI::App& program);
 Command add_data_check(CLI::App& program);
 Command add_tokenizer_train(CLI::App& program);

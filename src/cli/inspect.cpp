@@ -49,9 +49,11 @@ void print_json(const train::Inspection& found, const std::vector<std::string>& 
                                {"layer", s.layer},
                                {"head", s.head},
                                {"blocks", s.blocks},
-                               {"own", s.own},
-                               {"previous", s.previous},
-                               {"largest", s.largest},
+                               {"own", s.figures.own},
+                               {"previous", s.figures.previous},
+                               {"elsewhere", s.figures.elsewhere},
+                               {"largest", s.figures.largest},
+                               {"entropy", s.figures.entropy},
                                {"r", s.r}});
   }
   std::cout << object.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) << "\n";
@@ -75,9 +77,11 @@ int run_inspect(const InspectOptions& options) {
   if (found.sorts.empty()) std::printf("nothing in this model sorts\n");
   for (const auto& s : found.sorts) {
     std::printf(
-        "%s layer %lld head %lld: %lld blocks, own %.1f%%, previous %.1f%%, largest %.1f%%\n",
+        "%s layer %lld head %lld: %lld blocks, own %.1f%%, previous %.1f%%, largest %.1f%%, "
+        "entropy %.2f bits\n",
         s.stack.c_str(), static_cast<long long>(s.layer), static_cast<long long>(s.head),
-        static_cast<long long>(s.blocks), 100 * s.own, 100 * s.previous, 100 * s.largest);
+        static_cast<long long>(s.blocks), 100 * s.figures.own, 100 * s.figures.previous,
+        100 * s.figures.largest, s.figures.entropy);
   }
   for (const std::string& name : pictures) std::printf("%s\n", name.c_str());
   return 0;

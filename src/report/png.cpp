@@ -43,19 +43,35 @@ void check_size(const Image& image) {
   }
 }
 
-}  // namespace
-
-void write_png(const std::filesystem::path& path, const Image& image) {
+png_image header_of(const Image& image) {
   check_size(image);
   png_image header{};
   header.version = PNG_IMAGE_VERSION;
   header.width = static_cast<png_uint_32>(image.width);
   header.height = static_cast<png_uint_32>(image.height);
   header.format = PNG_FORMAT_RGB;
+  return header;
+}
+
+}  // namespace
+
+void write_png(const std::filesystem::path& path, const Image& image) {
+  png_image header = header_of(image);
   errno = 0;
   if (!png_image_write_to_file(&header, path.c_str(), 0, image.rgb.data(), 0, nullptr)) {
     refuse(path, errno != 0 ? std::strerror(errno) : header.message);
   }
+}
+
+std::string encode_png(const Image& image) {
+  png_image header = header_of(image);
+  png_alloc_size_t size = PNG_IMAGE_PNG_SIZE_MAX(header);
+  std::string encoded(size, '\0');
+  if (!png_image_write_to_memory(&header, encoded.data(), &size, 0, image.rgb.data(), 0, nullptr)) {
+    throw Error(std::string("a picture cannot be encoded: ") + header.message);
+  }
+  encoded.resize(size);
+  return encoded;
 }
 
 Image heat_map(const std::vector<float>& values, int64_t rows, int64_t columns, int64_t scale) {

@@ -14,6 +14,7 @@ struct Image {
 };
 
 void write_png(const std::filesystem::path& path, const Image& image);
+std::string encode_png(const Image& image);  // the file's bytes
 
 // A matrix of shares in [0, 1] as a heat map, each entry `scale` pixels wide, dark = 0.
 Image heat_map(const std::vector<float>& values, int64_t rows, int64_t columns, int64_t scale);

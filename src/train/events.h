@@ -27,4 +27,15 @@ class EventFile {
   models::OutputFile file_;
 };
 
+struct Scalar {
+  int64_t step;
+  std::string tag;
+  double value;
+};
+
+// Every scalar of a folder's event files, in order, less what a restart made void. A file that
+// breaks off gives what it holds up to there, and its name is added to `broken`.
+std::vector<Scalar> read_scalars(const std::filesystem::path& folder,
+                                 std::vector<std::string>& broken);
+
 }  // namespace sinkhorn::train

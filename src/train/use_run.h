@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "report/run.h"
 #include "tasks/metrics.h"
 #include "train/config.h"
 
@@ -22,26 +23,26 @@ struct EvalResult {
 EvalResult evaluate_run(const RunConfig& config, const std::string& checkpoint,
                         const std::string& split);
 
-// One head's relaxed permutation of one input.
-struct SortPicture {
-  std::string stack;  // encoder, decoder
-  int64_t layer = 0, head = 0, blocks = 0;
-  std::vector<float> r;  // [blocks, blocks], row = destination
-  double own = 0;        // mean share of the own block, over rows that read something
-  double previous = 0;   // of the block before
-  double largest = 0;    // of a row's largest entry: how sharp
-};
-
 struct Inspection {
   std::string checkpoint;
   int64_t step = 0, parameter_count = 0;
   std::vector<std::pair<std::string, std::string>> parameters;  // name, shape
   std::string input;                                            // as a person reads it
-  std::vector<SortPicture> sorts;
+  std::vector<report::SortMatrix> sorts;
 };
 
 // `text`: an input of the user's own; "": example number `example` of the test split.
 Inspection inspect_run(const RunConfig& config, const std::string& checkpoint,
                        const std::string& text, int64_t example);
+
+// What a report shows of a model.
+struct Look {
+  Inspection inspection;
+  std::string data_note;
+  std::vector<report::Sample> samples;
+};
+
+// `samples` examples of the test split, spread evenly over it; the matrices are the last one's.
+Look look_at_run(const RunConfig& config, const std::string& checkpoint, int64_t samples);
 
 }  // namespace sinkhorn::train

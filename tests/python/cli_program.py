@@ -13,6 +13,7 @@ COMMANDS = {
     "train": ["train"],
     "eval": ["eval"],
     "inspect": ["inspect"],
+    "report": ["report"],
     "info": ["info"],
     "data check": ["data", "check"],
     "tokenizer train": ["tokenizer", "train"],

@@ -1,0 +1,104 @@
+#include "report/results.h"
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "sinkhorn/error.h"
+
+namespace sinkhorn::report {
+namespace {
+
+using nlohmann::json;
+
+// The value of a key that may be absent or null.
+template <typename T>
+T value_or(const json& object, const char* key, T otherwise) {
+  const auto found = object.find(key);
+  return found == object.end() || found->is_null() ? otherwise : found->get<T>();
+}
+
+std::optional<double> optional_number(const json& object, const char* key) {
+  const auto found = object.find(key);
+  if (found == object.end() || found->is_null()) return std::nullopt;
+  return found->get<double>();
+}
+
+ResultColumn column_of(const json& object) {
+  ResultColumn column;
+  column.name = object.at("name").get<std::string>();
+  column.figure = value_or<std::string>(object, "figure", "");
+  column.high_is_better = value_or<std::string>(object, "better", "high") == "high";
+  column.digits = std::min(8, std::max(0, value_or(object, "digits", 2)));
+  return column;
+}
+
+ResultCell cell_of(const json& object) {
+  ResultCell cell;
+  if (object.is_null()) return cell;
+  cell.value = optional_number(object, "value");
+  cell.paper = optional_number(object, "paper");
+  cell.seeds = value_or(object, "seeds", std::vector<double>{});
+  cell.steps = value_or<int64_t>(object, "steps", 0);
+  cell.data = value_or<std::string>(object, "data", "");
+  cell.leaks = value_or(object, "leaks", false);
+  cell.run = value_or<std::string>(object, "run", "");
+  cell.seconds = value_or(object, "seconds", 0.0);
+  cell.tokens_per_second = value_or(object, "tokens_per_second", 0.0);
+  cell.peak_memory = value_or(object, "peak_memory", 0.0);
+  return cell;
+}
+
+ResultTable table_of(const json& object) {
+  ResultTable table;
+  table.table = object.at("table").get<std::string>();
+  table.title = value_or<std::string>(object, "title", table.table);
+  table.scale = value_or<std::string>(object, "scale", "");
+  table.commit = value_or<std::string>(object, "commit", "");
+  table.device = value_or<std::string>(object, "device", "");
+  for (const json& column : object.at("columns")) table.columns.push_back(column_of(column));
+  for (const json& entry : object.at("rows")) {
+    ResultRow row{
+        entry.at("name").get<std::string>(), value_or<std::string>(entry, "role", ""), {}};
+    for (const json& cell : entry.at("cells")) row.cells.push_back(cell_of(cell));
+    if (row.cells.size() != table.columns.size()) {
+      throw Error("row \"" + row.name + "\" has " + std::to_string(row.cells.size()) +
+                  " cells for " + std::to_string(table.columns.size()) + " columns");
+    }
+    table.rows.push_back(std::move(row));
+  }
+  return table;
+}
+
+}  // namespace
+
+std::optional<ResultTable> read_results(std::string_view text) {
+  const json object = json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (object.is_discarded()) throw Error("not JSON, or it breaks off");
+  if (!object.is_object() || !object.contains("table")) return std::nullopt;
+  try {
+    return table_of(object);
+  } catch (const json::exception& error) {
+    const std::string reason = error.what();  // "[json.exception.x.n] what is wrong"
+    const size_t end = reason.find("] ");
+    throw Error("not a table of results: " +
+                (end == std::string::npos ? reason : reason.substr(end + 2)));
+  }
+}
+
+std::optional<size_t> best_row(const ResultTable& table, size_t column) {
+  std::optional<size_t> best;
+  double best_value = 0;
+  for (size_t r = 0; r < table.rows.size(); ++r) {
+    const ResultCell& cell = table.rows[r].cells[column];
+    if (!cell.value || cell.leaks || !std::isfinite(*cell.value)) continue;
+    const bool better =
+        table.columns[column].high_is_better ? *cell.value > best_value : *cell.value < best_value;
+    if (!best || better) {
+      best = r;
+      best_value = *cell.value;
+    }
+  }
+  return best;
+}
+
+}  // namespace sinkhorn::report

@@ -1,0 +1,43 @@
+#include "train/open_run.h"
+
+#include <ATen/Parallel.h>
+
+#include "sinkhorn/error.h"
+#include "train/device.h"
+#include "train/evaluate.h"
+#include "train/run_folder.h"
+#include "train/state.h"
+
+namespace sinkhorn::train {
+namespace {
+
+namespace fs = std::filesystem;
+
+fs::path find_checkpoint(const fs::path& run, const std::string& name) {
+  if (name != "newest" && name != "best") return name;
+  const RunFolder folder(run, /*resume=*/true);
+  const auto found = name == "newest" ? folder.newest() : folder.best();
+  if (!found) throw Error(run.string() + ": has no " + name + " checkpoint yet");
+  return *found;
+}
+
+}  // namespace
+
+OpenRun open_run(RunConfig config, const std::string& checkpoint) {
+  be_deterministic();
+  if (config.train.threads > 0) at::set_num_threads(static_cast<int>(config.train.threads));
+  const fs::path run = config.train.run, path = find_checkpoint(run, checkpoint);
+  const fs::path tokenizer = run / "tokenizer.model";
+  if (fs::exists(tokenizer)) config.task.tokenizer = tokenizer.string();
+  OpenRun opened{
+      tasks::make_task(config.task), nullptr, pick_device(config.train.device), {}, path};
+  if (config.model.max_length == 0) config.model.max_length = checkpoint_max_length(path);
+  opened.model = make_model(config.model, opened.task->info());
+  opened.step = load_parameters(path, *opened.model);
+  opened.context.compute = compute_type(config.train.precision);
+  opened.model->to(opened.device, config.train.precision == "float64" ? at::kDouble : at::kFloat);
+  opened.model->eval();
+  return opened;
+}
+
+}  // namespace sinkhorn::train
