@@ -24,6 +24,7 @@ struct Command {
 
 Command add_train(CLI::App& program);
 Command add_eval(CLI::App& program);
+Command add_reproduce(CLI::App& program);
 Command add_inspect(CLI::App& program);
 Command add_report(CLI::App& program);
 Command add_info(CLI::App& program);

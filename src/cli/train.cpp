@@ -1,13 +1,19 @@
 // `sinkhorn train`: shows the loop's progress and passes signals on to it.
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cmath>
 #include <csignal>
 #include <cstdio>
+#include <filesystem>
+#include <nlohmann/json.hpp>
 #include <string>
+#include <vector>
 
 #include "cli/commands.h"
+#include "models/files.h"
 #include "train/trainer.h"
 
 namespace sinkhorn::cli {
@@ -57,8 +63,10 @@ class Progress : public train::Observer {
                 s.resumed ? ", resumed" : "");
     if (!s.data_note.empty()) std::printf("data: %s\n", s.data_note.c_str());
     std::fflush(stdout);
+    start_ = s;
   }
   void stepped(const Step& s) override {
+    speeds_.push_back(s.tokens_per_second);
     begin_line();
     std::printf("step %lld/%lld  loss %.4f  rate %.3g  %s tokens/s  %s left",
                 static_cast<long long>(s.step), static_cast<long long>(s.steps), s.loss, s.rate,
@@ -78,6 +86,14 @@ class Progress : public train::Observer {
     if (open_) std::putchar('\n');
   }
 
+  const Start& start() const { return start_; }
+  double median_speed() const {  // tokens a second
+    if (speeds_.empty()) return 0;
+    std::vector<double> sorted = speeds_;
+    std::sort(sorted.begin(), sorted.end());
+    return sorted[sorted.size() / 2];
+  }
+
  private:
   void begin_line() {
     if (open_) std::fputs("\r\033[K", stdout);
@@ -85,15 +101,40 @@ class Progress : public train::Observer {
   }
   bool terminal_ = isatty(STDOUT_FILENO) == 1;
   bool open_ = false;  // a line without its end stands on the terminal
+  Start start_{};
+  std::vector<double> speeds_;
 };
+
+// result.json: what the log does not say of a run, since it differs from one time to the next. A
+// run in several parts adds up its seconds.
+void write_result(const std::string& run, const Progress& progress, const train::Outcome& outcome,
+                  double seconds) {
+  const std::filesystem::path path = std::filesystem::path(run) / "result.json";
+  if (progress.start().resumed && std::filesystem::exists(path)) {
+    const auto before = nlohmann::json::parse(models::read_text(path), nullptr, false);
+    if (before.is_object()) seconds += before.value("seconds", 0.0);
+  }
+  const nlohmann::ordered_json object = {{"finished", !outcome.stopped},
+                                         {"steps", outcome.steps},
+                                         {"parameters", progress.start().parameters},
+                                         {"device", progress.start().device},
+                                         {"data", progress.start().data_note},
+                                         {"seconds", seconds},
+                                         {"tokens_per_second", progress.median_speed()},
+                                         {"peak_memory", outcome.peak_memory}};
+  models::write_atomically(path, object.dump(2) + "\n");
+}
 
 }  // namespace
 
 int run_train(const train::RunConfig& config, bool resume) {
   train::Outcome outcome;
   {
+    const auto begin = std::chrono::steady_clock::now();
     Progress progress;
     outcome = train::train(config, write_config(config), resume, progress, stop_signal);
+    const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - begin;
+    write_result(config.train.run, progress, outcome, taken.count());
   }
   if (!outcome.stopped) {
     std::printf("peak memory %.3f GiB\n", static_cast<double>(outcome.peak_memory) / (1 << 30));

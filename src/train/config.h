@@ -37,6 +37,7 @@ struct TrainConfig {
   int64_t log_every = 20;
   int64_t eval_every = 500;  // 0: only at the end
   int64_t eval_batches = 0;  // 0: the whole split
+  int64_t test_batches = 0;  // the same for the test at the end
   int64_t save_every = 500;
   int64_t keep = 2;     // newest checkpoints kept, beside the best
   bool graph = true;    // capture steps of fixed shape in a CUDA graph where that is legal

@@ -137,7 +137,7 @@ class Run {
     if (outcome.stopped) {
       if (place_.step > 0) save(false);
     } else {
-      outcome.figures = evaluate_split("test", 0, t.greedy).first;
+      outcome.figures = evaluate_split("test", t.test_batches, t.greedy).first;
     }
     folder_.flush();
     return outcome;

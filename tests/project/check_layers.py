@@ -16,7 +16,8 @@ MAY_INCLUDE = {
     "report": set(),
     "train": {"models", "nn", "ops", "tasks", "report"},
     "generate": {"models", "nn", "ops", "tasks", "report"},
-    "cli": {"train", "generate", "models", "nn", "ops", "tasks", "report"},
+    "reproduce": {"train", "generate", "models", "nn", "ops", "tasks", "report"},
+    "cli": {"reproduce", "train", "generate", "models", "nn", "ops", "tasks", "report"},
 }
 TORCH = re.compile(r"^(torch|ATen|c10|caffe2)/")
 CUDA = re.compile(r"^(cuda|cublas|nvToolsExt)")

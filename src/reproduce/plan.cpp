@@ -1,0 +1,154 @@
+#include "reproduce/plan.h"
+
+#include <algorithm>
+#include <charconv>
+#include <sstream>
+
+#include "sinkhorn/error.h"
+#include "tasks/files.h"
+
+namespace sinkhorn::reproduce {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr int64_t kTrialShare = 4;  // a trial has a quarter of the steps
+
+// Where things lie, what is shown and saved when, and the seed.
+const std::vector<std::string> kPassing = {"task.data",  "task.cache",       "task.tokenizer",
+                                           "train.run",  "train.device",     "train.threads",
+                                           "train.seed", "train.log_every",  "train.save_every",
+                                           "train.keep", "train.eval_every", "train.graph"};
+const std::vector<std::string> kGenerated = {"sort", "recall"};  // tasks with keys of their own
+
+bool among(const std::string& word, const std::vector<std::string>& words) {
+  return std::find(words.begin(), words.end(), word) != words.end();
+}
+
+bool has_encoder(const std::string& task) {
+  return among(task, {"sort", "sentiment", "nli", "classify"});
+}
+
+bool has_decoder(const std::string& task) { return !among(task, {"sentiment", "nli", "classify"}); }
+
+bool sorts(const nn::AttentionConfig& stack) {
+  return among(stack.kind, {"sinkhorn", "mixture", "sortcut"});
+}
+
+bool leaks(const train::RunConfig& config) {
+  const nn::AttentionConfig& decoder = config.model.decoder;
+  return has_decoder(config.task.name) && sorts(decoder) && decoder.columns == "full" &&
+         decoder.iterations > 0;
+}
+
+std::string digits(double value) {
+  char text[32];
+  return {text, std::to_chars(text, text + sizeof text, value).ptr};
+}
+
+// The publisher's folder in --data, or --data itself where somebody named that folder.
+std::string data_folder(const fs::path& given, const std::string& configured) {
+  if (given.empty() || configured.empty()) return configured;
+  const fs::path inside = given / fs::path(configured).filename();
+  return (fs::exists(inside) ? inside : given).string();
+}
+
+}  // namespace
+
+bool sorts(const train::RunConfig& config) {
+  return (has_encoder(config.task.name) && sorts(config.model.encoder)) ||
+         (has_decoder(config.task.name) && sorts(config.model.decoder));
+}
+
+std::string config_hash(const std::string& text) {
+  std::vector<std::pair<std::string, std::string>> keys;
+  std::string line, section, task;
+  for (std::istringstream lines(text); std::getline(lines, line);) {
+    if (line.starts_with("[")) section = line.substr(1, line.find(']') - 1);
+    const size_t equals = line.find(" = ");
+    if (equals == std::string::npos) continue;
+    const std::string key = section + "." + line.substr(0, equals);
+    if (key == "task.name") task = line.substr(equals + 3);
+    if (!among(key, kPassing)) keys.emplace_back(key, line.substr(equals + 3));
+  }
+  tasks::Key hash;
+  for (const auto& [key, value] : keys) {
+    const bool foreign = std::any_of(kGenerated.begin(), kGenerated.end(), [&](const auto& name) {
+      return key.starts_with("task." + name + "_") && task != '"' + name + '"';
+    });
+    if (!foreign) hash.add(key).add(value);
+  }
+  return hash.hex().substr(0, 16);
+}
+
+Planner::Planner(const Table& table, const Options& options, ConfigLanguage language)
+    : table_(table), options_(options), language_(std::move(language)) {
+  for (const std::string& name : options.rows) {
+    const auto is_it = [&](const Row& row) { return row.id == name || row.name == name; };
+    if (std::any_of(table.rows.begin(), table.rows.end(), is_it)) continue;
+    std::vector<std::string> ids;
+    for (const Row& row : table.rows) ids.push_back(row.id);
+    throw UsageError("--rows: " + table.name + " has no row \"" + name + "\"; it has " +
+                     tasks::join(ids));
+  }
+}
+
+bool Planner::wants(const Row& row) const {
+  if (row.config.empty()) return false;
+  if (!options_.rows.empty()) return among(row.id, options_.rows) || among(row.name, options_.rows);
+  return row.role != "literal" || options_.preset == "paper";
+}
+
+bool Planner::trains(const Row& row, const Variant& variant) const {
+  return !row.config.empty() && among(options_.scale, variant.scales);
+}
+
+fs::path Planner::folder(size_t row, size_t variant) const {
+  const std::string& of = table_.variants[variant].name;
+  return options_.out / table_.name / options_.scale /
+         (table_.rows[row].id + (of.empty() ? "" : "." + of));
+}
+
+Run Planner::make(size_t row, size_t variant, const Overrides& keys) const {
+  const auto files = layers(table_, table_.rows[row], table_.variants[variant], options_.scale);
+  Run run{row, variant, 1, {}, language_.read(files, keys), {}, false, {}};
+  run.config.task.data = data_folder(options_.data, run.config.task.data);
+  run.hash = config_hash(language_.write(run.config));
+  run.leaks = leaks(run.config);
+  return run;
+}
+
+Run Planner::run(size_t row, size_t variant, int64_t seed,
+                 const std::optional<Picks>& picks) const {
+  const std::string number = std::to_string(seed);
+  const fs::path place = folder(row, variant) / ((picks ? "tuned-seed" : "seed") + number);
+  Overrides keys = {
+      {"train.seed", number}, {"train.run", place.string()}, {"train.device", options_.device}};
+  if (picks) {
+    keys.emplace_back("attention.temperature", digits(picks->temperature));
+    keys.emplace_back("attention.iterations", std::to_string(picks->iterations));
+  }
+  Run made = make(row, variant, keys);
+  made.seed = seed;
+  made.folder = place;
+  made.picks = picks;
+  return made;
+}
+
+Run Planner::trial(size_t row, size_t variant, const std::string& name, const Picks& picks) const {
+  const fs::path place = folder(row, variant) / "tune" / name;
+  const Run whole = run(row, variant, 1, std::nullopt);
+  const int64_t steps = std::max<int64_t>(1, whole.config.train.steps / kTrialShare);
+  Run made = make(row, variant,
+                  {{"train.run", place.string()},
+                   {"train.device", options_.device},
+                   {"train.steps", std::to_string(steps)},
+                   {"attention.temperature", digits(picks.temperature)},
+                   {"attention.iterations", std::to_string(picks.iterations)}});
+  made.folder = place;
+  made.picks = picks;
+  return made;
+}
+
+}  // namespace sinkhorn::reproduce

@@ -1,0 +1,379 @@
+#include "reproduce/reproduce.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <thread>
+
+#include "models/files.h"
+#include "reproduce/archive.h"
+#include "reproduce/children.h"
+#include "reproduce/memory.h"
+#include "reproduce/tune.h"
+#include "sinkhorn/error.h"
+#include "tasks/files.h"
+#include "tasks/metrics.h"
+#include "train/environment.h"
+
+namespace sinkhorn::reproduce {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+std::string fact(const std::string& name) {
+  for (const auto& [key, value] : train::environment()) {
+    if (key == name) return value;
+  }
+  return "";
+}
+
+// "table4 needs LM1B, published at ...": one line, from what `sinkhorn data check` says.
+std::string missing_data(const tasks::TaskConfig& task) {
+  const tasks::DataReport report = tasks::check_data(task);
+  if (report.complete) return "";
+  std::string name, page;
+  const fs::path folder = fs::path(task.data).filename();
+  for (const std::string& line : report.lines) {
+    if (!line.starts_with(" ")) name = line;
+    const size_t at = line.find("published at ");
+    if (at == std::string::npos || name.find(folder.string()) == std::string::npos) continue;
+    page = line.substr(at);
+    break;
+  }
+  return folder.string() + " (" + page + ")";
+}
+
+std::string tested_in_part(const train::TrainConfig& config) {
+  if (config.test_batches == 0) return "";
+  return "; tested on " + std::to_string(config.test_batches) + " batches";
+}
+
+class Reproduction final : public Watcher {
+ public:
+  Reproduction(const Table& table, const Options& options, const ConfigLanguage& language,
+               Screen& screen, const std::atomic<int>& stop)
+      : table_(table),
+        options_(options),
+        planner_(table, options, language),
+        archive_(options.out, table.name, file_scale()),
+        screen_(screen),
+        stop_(stop),
+        on_gpu_(options.device != "cpu" && fact("cuda devices") != "0") {}
+
+  Outcome run() {
+    if (table_.trains()) {
+      look_for_data();
+      if (options_.tune) tune();
+      if (!outcome_.stopped) train(wanted_runs());
+    }
+    update();
+    return std::move(outcome_);
+  }
+
+ private:
+  // Tuned results are results of another question, and have a file of their own.
+  std::string file_scale() const { return options_.scale + (options_.tune ? ".tuned" : ""); }
+
+  template <typename F>
+  void each_place(const F& f) const {
+    for (size_t row = 0; row < table_.rows.size(); ++row) {
+      for (size_t variant = 0; variant < table_.variants.size(); ++variant) {
+        if (planner_.trains(table_.rows[row], table_.variants[variant])) f(row, variant);
+      }
+    }
+  }
+
+  void look_for_data() {
+    std::set<std::string> missing;
+    std::set<size_t> seen, there;
+    each_place([&](size_t row, size_t variant) {
+      if (!planner_.wants(table_.rows[row]) || !seen.insert(variant).second) return;
+      const std::string what = missing_data(planner_.run(row, variant, 1, {}).config.task);
+      what.empty() ? (void)there.insert(variant) : (void)missing.insert(what);
+      if (!what.empty()) absent_.insert(variant);
+    });
+    if (missing.empty()) return;
+    const std::string where = options_.data.empty() ? "" : options_.data.string() + ": ";
+    const std::string what =
+        where + table_.name + " needs " + tasks::join({missing.begin(), missing.end()});
+    if (there.empty()) throw UsageError(what + "; give the folder that holds it with --data DIR");
+    screen_.line(what + ": its columns stay empty");
+  }
+
+  std::optional<Picks> picks(size_t row, size_t variant) const {
+    const auto found = picks_.find({row, variant});
+    if (found != picks_.end()) return found->second;
+    return options_.tune ? archive_.picks(table_.rows[row].id, table_.variants[variant].name)
+                         : std::nullopt;
+  }
+
+  Run run_of(size_t row, size_t variant, int64_t seed) const {
+    return planner_.run(row, variant, seed, picks(row, variant));
+  }
+
+  bool is_archived(const Run& run) const {
+    for (const Column& column : table_.columns) {
+      if (column.variant != table_.variants[run.variant].name) continue;
+      const Cell* cell = archive_.find(run.hash, column);
+      if (!cell || static_cast<int64_t>(cell->seeds.size()) < run.seed) return false;
+    }
+    return true;
+  }
+
+  bool is_done(const Run& run) const { return is_archived(run) || read_run(run).has_value(); }
+
+  std::vector<Run> wanted_runs() const {
+    std::vector<Run> runs;
+    each_place([&](size_t row, size_t variant) {
+      if (!planner_.wants(table_.rows[row]) || absent_.contains(variant)) return;
+      for (int64_t seed = 1; seed <= options_.seeds; ++seed) {
+        const Run run = run_of(row, variant, seed);
+        if (!is_done(run)) runs.push_back(run);
+      }
+    });
+    return runs;
+  }
+
+  std::string name_of(const Run& run) const {
+    return run.folder.lexically_relative(options_.out).string();
+  }
+
+  int64_t at_once() const { return options_.jobs > 0 ? options_.jobs : on_gpu_ ? 4 : 1; }
+
+  // Why a run cannot be begun or continued, in one line; "" where it can.
+  std::string obstacle(const Run& run) const {
+    if (holds_another(run)) {
+      return run.folder.string() +
+             ": holds a run of another configuration; remove it or choose another --out";
+    }
+    std::error_code ignored;
+    const bool begun = fs::exists(run.folder / "config.ini", ignored);
+    const bool has_log = fs::file_size(run.folder / "log.jsonl", ignored) > 0 && !ignored;
+    if (!begun && (has_log || !models::list_folder(run.folder / "checkpoints").empty())) {
+      return run.folder.string() + ": holds half a run, without its config.ini; remove the folder";
+    }
+    return "";
+  }
+
+  void fail(const std::string& line) {
+    outcome_.failures.push_back(line);
+    screen_.line("failed: " + line);
+  }
+
+  Child child_of(const Run& run) const {
+    const fs::path config = run.folder / "reproduce.ini";
+    fs::create_directories(run.folder);
+    models::write_atomically(config, planner_.text(run));
+    Child child{name_of(run), {"train", config.string()}, run.folder / "output.log", ""};
+    if (fs::exists(run.folder / "config.ini")) child.words.push_back("--resume");
+    if (at_once() > 1) {
+      const auto cores = static_cast<int64_t>(std::thread::hardware_concurrency());
+      child.words.push_back("--train.threads");
+      child.words.push_back(std::to_string(std::max<int64_t>(1, cores / at_once())));
+    }
+    const tasks::TaskConfig& task = run.config.task;
+    if (!task.data.empty()) {
+      child.shares = task.data + " " + task.tokens + " " + std::to_string(task.vocab) + " " +
+                     std::to_string(task.length);
+    }
+    return child;
+  }
+
+  void train(const std::vector<Run>& runs) {
+    runs_.clear();
+    children_.clear();
+    for (const Run& run : runs) {
+      if (const std::string why = obstacle(run); !why.empty()) {
+        fail(why);
+      } else {
+        runs_.push_back(run);
+        children_.push_back(child_of(run));
+      }
+    }
+    begun_ = 0;
+    const std::vector<Ending> endings = run_children(children_, at_once(), *this, stop_);
+    outcome_.stopped = std::any_of(endings.begin(), endings.end(),
+                                   [](const Ending& ending) { return ending.stopped; });
+  }
+
+  void tune() {
+    Tuner tuner(table_, planner_);
+    each_place([&](size_t row, size_t variant) {
+      if (!planner_.wants(table_.rows[row]) || absent_.contains(variant)) return;
+      const auto earlier = archive_.picks(table_.rows[row].id, table_.variants[variant].name);
+      if (earlier && is_archived(planner_.run(row, variant, options_.seeds, earlier))) return;
+      tuner.add(row, variant);
+    });
+    trying_ = true;
+    while (!outcome_.stopped && tuner.next_grid()) {
+      std::vector<Run> trials = tuner.trials();
+      std::erase_if(trials, [](const Run& run) { return read_run(run).has_value(); });
+      train(trials);
+    }
+    trying_ = false;
+    if (outcome_.stopped) return;
+    for (const Tuner::Choice& choice : tuner.choices()) {
+      picks_[{choice.row, choice.variant}] = choice.picks;
+      screen_.line(choice.line);
+    }
+  }
+
+  // Of Watcher.
+  void began(size_t child) override {
+    screen_.line(children_[child].name +
+                 (children_[child].words.size() > 2 && children_[child].words[2] == "--resume"
+                      ? " resumed ("
+                      : " started (") +
+                 std::to_string(++begun_) + " of " + std::to_string(children_.size()) + ")");
+  }
+
+  void watched(const std::vector<std::pair<size_t, std::string>>& running) override {
+    std::vector<std::string> lines;
+    for (const auto& [child, line] : running) lines.push_back(children_[child].name + "  " + line);
+    screen_.running(lines);
+  }
+
+  void ended(size_t child, const Ending& ending) override {
+    const Run& run = runs_[child];
+    const std::string& name = children_[child].name;
+    if (ending.stopped) return;
+    if (ending.code != 0 || !read_run(run)) {
+      fail(name + ": " +
+           (ending.last.empty() ? "exit code " + std::to_string(ending.code) : ending.last) +
+           "; see " + children_[child].log.string());
+      return;
+    }
+    screen_.line(name + " done in " + std::to_string(static_cast<int64_t>(ending.seconds)) + " s");
+    if (trying_) return;
+    update();
+    if (row_is_done(run.row)) screen_.table(outcome_.results);
+  }
+
+  bool row_is_done(size_t row) const {
+    return std::none_of(runs_.begin(), runs_.end(),
+                        [&](const Run& run) { return run.row == row && !is_done(run); });
+  }
+
+  // The runs of a place that are finished, the first seeds first.
+  Cell cell_of_runs(size_t row, const Column& column, size_t variant) const {
+    Cell cell;
+    for (int64_t seed = 1;; ++seed) {
+      const Run run = run_of(row, variant, seed);
+      const auto result = read_run(run);
+      if (!result || !result->figures.contains(column.split)) break;
+      const auto& figures = result->figures.at(column.split);
+      if (!figures.contains(column.figure)) break;
+      cell.seeds.push_back(figures.at(column.figure));
+      cell.steps = result->steps;
+      cell.scale = options_.scale;
+      cell.data = result->data + tested_in_part(run.config.train);
+      cell.run = name_of(run);
+      cell.config_hash = run.hash;
+      cell.device = result->device;
+      cell.commit = result->commit;
+      cell.leaks = run.leaks;
+      cell.seconds = result->seconds;
+      cell.tokens_per_second = result->tokens_per_second;
+      cell.peak_memory = result->peak_memory;
+      cell.picks = run.picks;
+    }
+    return cell;
+  }
+
+  Cell cell_of(size_t row, size_t column_index) const {
+    const Column& column = table_.columns[column_index];
+    Cell cell;
+    if (table_.rows[row].elsewhere) {
+      cell = find_elsewhere(options_.out, *table_.rows[row].elsewhere);
+    } else {
+      for (size_t variant = 0; variant < table_.variants.size(); ++variant) {
+        if (table_.variants[variant].name != column.variant) continue;
+        if (!planner_.trains(table_.rows[row], table_.variants[variant])) continue;
+        if (options_.tune && !picks(row, variant)) continue;
+        cell = cell_of_runs(row, column, variant);
+        const Cell* kept = archive_.find(run_of(row, variant, 1).hash, column);
+        if (kept && kept->seeds.size() >= cell.seeds.size()) cell = *kept;
+      }
+    }
+    if (!cell.seeds.empty()) {
+      double sum = 0;
+      for (const double value : cell.seeds) sum += value;
+      cell.value = sum / static_cast<double>(cell.seeds.size());
+    }
+    cell.paper = table_.rows[row].paper[column_index];
+    return cell;
+  }
+
+  // Makes the results of what is finished and writes their file.
+  void update() {
+    Results results{table_.name, table_.title, table_.note,    options_.scale,
+                    "",          "",           table_.columns, {}};
+    if (options_.tune) results.title += " (temperature and iterations tuned)";
+    bool any = false;
+    for (size_t i = 0; i < table_.rows.size(); ++i) {
+      const Row& row = table_.rows[i];
+      ResultRow made{row.id, row.name, row.role, {}};
+      bool has_value = false;
+      for (size_t column = 0; column < table_.columns.size(); ++column) {
+        made.cells.push_back(cell_of(i, column));
+        const Cell& cell = made.cells.back();
+        if (!cell.value) continue;
+        has_value = true;
+        results.commit = cell.commit;
+        results.device = cell.device;
+      }
+      any |= has_value;
+      if (row.role != "literal" || has_value) results.rows.push_back(std::move(made));
+    }
+    if (any && table_.trains()) {
+      write_results(results_path(options_.out, table_.name, file_scale()), results);
+    }
+    outcome_.results = std::move(results);
+  }
+
+  const Table& table_;
+  const Options& options_;
+  const Planner planner_;
+  const Archive archive_;
+  Screen& screen_;
+  const std::atomic<int>& stop_;
+  const bool on_gpu_;
+  std::set<size_t> absent_;  // variants whose data is not here
+  std::map<std::pair<size_t, size_t>, Picks> picks_;
+  std::vector<Run> runs_;  // those of children_
+  std::vector<Child> children_;
+  int64_t begun_ = 0;
+  bool trying_ = false;
+  Outcome outcome_;
+};
+
+}  // namespace
+
+Table find_table(const fs::path& configs, const std::string& name) {
+  const std::vector<std::string> names = table_names(configs);
+  if (names.empty()) {
+    throw UsageError(configs.string() + ": holds no table; expected the project's folder configs");
+  }
+  if (std::find(names.begin(), names.end(), name) != names.end()) {
+    return read_table(configs / name);
+  }
+  const auto distance = [&](const std::string& other) {
+    return tasks::edit_distance({name.begin(), name.end()}, {other.begin(), other.end()});
+  };
+  const std::string nearest =
+      *std::min_element(names.begin(), names.end(),
+                        [&](const auto& a, const auto& b) { return distance(a) < distance(b); });
+  const bool near =
+      distance(nearest) <= std::max<int64_t>(2, static_cast<int64_t>(name.size()) / 3);
+  throw UsageError("\"" + name + "\" is not one of " + tasks::join(names) +
+                   (near ? "; did you mean " + nearest + "?" : ""));
+}
+
+Outcome reproduce(const Table& table, const Options& options, const ConfigLanguage& language,
+                  Screen& screen, const std::atomic<int>& stop) {
+  if (table.measures()) return measure_memory(table, options, screen, stop);
+  return Reproduction(table, options, language, screen, stop).run();
+}
+
+}  // namespace sinkhorn::reproduce
