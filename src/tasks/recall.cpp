@@ -1,13 +1,14 @@
 // Recall: what value stood behind this key, many blocks back? Generated, for language models.
 //
-//   k7 v3 .. k2 v9 .. .. k5 v1 | .. .. .. .. .. .. .. .. | .. k2 v9 .. k7 v3 .. .. k5 v1
-//   pairs                        at least `distance`       queries, each with its answer
+//   k7 v3 .. k2 v9 .. .. k5 v1 | .. .. .. .. .. .. .. .. | .. k2 .. .. k7 .. .. k5 .. ..
+//   pairs                        at least `distance`           v9       v3       v1
 //
 // A sequence of L tokens has an early and a late part of (L - distance) / 2 tokens each. Pairs of a
-// key and a value lie in the early part, queries (a key of a pair, then its value) in the late one;
-// every way to place them is equally likely, and all else is filler. The keys of a sequence differ,
-// and none is asked twice: an answer is nowhere but in its pair. Values are drawn one by one, so
-// that seen answers tell nothing of those to come. Only answers are targets: all others are 0.
+// key and a value lie in the early part, queries (the key of a pair) in the late one; every way to
+// place them is equally likely, and all else is filler. The keys of a sequence differ, and none is
+// asked twice. The target behind a query is its value; all other targets are 0. Answers are not
+// shown: filler stands in their place, since whoever knows which values were told could strike out
+// those already given and be right far more often without looking up a single key.
 #include <algorithm>
 #include <charconv>
 #include <sstream>
@@ -49,21 +50,25 @@ class RecallExamples final : public Examples {
     batch.target.resize(batch.input.size(), kPad);
     batch.target_lengths.resize(batch.rows);
     std::vector<int32_t> tokens;
-    std::vector<int64_t> answers;
+    std::vector<Answer> answers;
     generate(example, tokens, answers);
     int32_t* input = batch.input.data() + row * batch.length;
     int32_t* target = batch.target.data() + row * batch.length;
     input[0] = kBegin;
     std::copy(tokens.begin(), tokens.end() - 1, input + 1);
-    for (const int64_t t : answers) target[t] = tokens[t];
+    for (const Answer& answer : answers) target[answer.place] = answer.value;
     batch.lengths[row] = batch.target_lengths[row] = static_cast<int32_t>(shape_.length);
     batch.tokens += shape_.length;
     batch.units = batch.rows * shape_.queries;
   }
 
  private:
-  void generate(int64_t example, std::vector<int32_t>& tokens,
-                std::vector<int64_t>& answers) const {
+  struct Answer {
+    int64_t place;
+    int32_t value;
+  };
+
+  void generate(int64_t example, std::vector<int32_t>& tokens, std::vector<Answer>& answers) const {
     Random random(mix64(0x4eca11 + static_cast<uint64_t>(split_)) + static_cast<uint64_t>(example));
     tokens.resize(shape_.length);
     for (int32_t& token : tokens) token = draw(random, kFirstByte, shape_.fillers);
@@ -75,8 +80,9 @@ class RecallExamples final : public Examples {
       tokens[pairs[i] + 1] = draw(random, shape_.first_value(), shape_.values);
     }
     for (int64_t i = 0; i < shape_.queries; ++i) {
-      std::copy_n(tokens.begin() + pairs[asked(i)], 2, tokens.begin() + queries[i]);
-      answers.push_back(queries[i] + 1);
+      const int64_t pair = pairs[asked(i)];
+      tokens[queries[i]] = tokens[pair];
+      answers.push_back({queries[i] + 1, tokens[pair + 1]});
     }
   }
 
