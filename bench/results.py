@@ -1,6 +1,6 @@
 """Trains the runs of docs/results.md and prints their table.
 
-  results.py --out DIR [--data DIR] [--rows sort,characters] [--jobs N] [--steps N] [key=value ...]
+  results.py --out DIR [--data DIR] [--rows sort,characters,recall] [--jobs N] [--steps N] [key=value ...]
 
 Several runs share the device. Each leaves its run folder in DIR; DIR/results.json holds the figures.
 A run that is already finished there is not run again; one that was cut off is resumed.
@@ -32,6 +32,12 @@ ROWS = {
     "characters/windowed": ("characters", {"preset": "windowed"}),
     "characters/window2": ("characters", {"kind": "window", "window": 2}),
     "characters/mixture": ("characters", {"kind": "mixture"}),
+    "recall/full": ("recall", {"kind": "full"}),
+    "recall/window": ("recall", {"kind": "window", "window": 1}),
+    "recall/window2": ("recall", {"kind": "window", "window": 2}),
+    "recall/sinkhorn": ("recall", {"kind": "sinkhorn"}),
+    "recall/windowed": ("recall", {"preset": "windowed"}),
+    "recall/prior": ("recall", {"columns": "prior", "sort_net": "bilinear", "pooling": "recent"}),
 }
 
 
@@ -76,7 +82,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--data")
-    parser.add_argument("--rows", default="sort,characters")
+    parser.add_argument("--rows", default="sort,characters,recall")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--steps", type=int)
     parser.add_argument("keys", nargs="*")

@@ -80,8 +80,10 @@ def test_data_check_of_incomplete_data(tmp_path: Path) -> None:
     assert refusal("data", "check", "lmm", tmp_path).startswith('task.name: "lmm" is not one of')
 
 
-def test_data_check_of_generated_data() -> None:
-    assert json.loads(output("data", "check", "sort", "--json"))["complete"] is True
+@pytest.mark.parametrize("task", ["sort", "recall"])
+def test_data_check_of_generated_data(task: str) -> None:
+    assert json.loads(output("data", "check", task, "--json"))["complete"] is True
+    assert output("data", "check", task).startswith(f"{task} needs no data")
 
 
 def test_tokenizer_train(tmp_path: Path) -> None:

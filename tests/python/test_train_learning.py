@@ -6,7 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from train_program import CHANCE, classify_task, figures, losses, sort_task, text_task, train
+from train_program import (
+    CHANCE,
+    SMALL,
+    classify_task,
+    figures,
+    losses,
+    sort_task,
+    text_task,
+    train,
+)
 
 # Sorting lists of up to 15 of 16 symbols. By the symbols' frequencies a token costs 2.81 nats; from
 # the place and the symbol before it, without a look at the list, 1.62.
@@ -51,6 +60,27 @@ def test_every_column_sum_learns_text(tmp_path: Path, columns: str) -> None:
     train(tmp_path / "run", settings)
     assert losses(tmp_path / "run")[-1] < 2.0  # 5.6 at first, 2.6 by the bytes' frequencies
     assert figures(tmp_path / "run", "test")["bits_per_byte"] < 2.9
+
+
+# Pairs lie in blocks 0 and 1, queries in 6 and 7: two layers of two blocks back reach block 2.
+RECALL = SMALL | {"task.name": "recall", "task.length": 64, "task.recall_pairs": 2,
+                  "task.recall_keys": 8, "task.recall_values": 8, "task.recall_fillers": 2,
+                  "task.recall_test_size": 200, "model.layers": 2, "attention.block": 8,
+                  "train.batch": 32, "train.steps": 200}
+
+
+@pytest.mark.parametrize(("words", "recalls"), [
+    ({"kind": "full"}, True),
+    ({"preset": "windowed"}, True),
+    ({"kind": "window", "window": 2}, False),
+], ids=["full", "windowed", "window"])
+def test_what_reaches_far_recalls(tmp_path: Path, words: dict[str, Any], recalls: bool) -> None:
+    train(tmp_path / "run", RECALL | {f"attention.{key}": value for key, value in words.items()})
+    accuracy = figures(tmp_path / "run", "test")["accuracy"]
+    if recalls:
+        assert accuracy > 40  # 50 where either of the two values is guessed
+    else:
+        assert 5 < accuracy < 20  # 12.5 by chance
 
 
 @pytest.mark.parametrize("kind", ["sinkhorn", "sortcut", "full"])
