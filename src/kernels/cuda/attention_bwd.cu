@@ -44,6 +44,7 @@ void launch_parts(const AttentionCall& call, Stream stream) {
 void launch_attention_bwd(const AttentionCall& call, Stream stream) {
   if (bwd_pair(call)) return launch_attention_bwd_pair(call, stream);
   if (bwd_together(call)) return launch_attention_bwd_together(call, stream);
+  if (bwd_walk(call)) return launch_attention_bwd_walk(call, stream);
   for_engine(call, [&]<class E>() { launch_parts<E>(call, stream); });
 }
 

@@ -4,8 +4,9 @@
 //   dS = P (dP - delta),  dq = scale dS k,  dk = scale dS' q,  dv = P' dO
 //   d weight[s] = sum_t P (dP - delta) / weight
 //
-// Three kernels. `together`: blocks that fill whole tiles and see no neighbour (64 % b == 0 or b =
+// Four kernels. `together`: blocks that fill whole tiles and see no neighbour (64 % b == 0 or b =
 // 128; D <= 64): a CTA takes a group of queries and every key they see, and has all five gradients.
+// On Hopper `walk` does the same for a causal window into the tile before, along a run of tiles.
 // Otherwise `queries` gives dq and delta, a CTA for 64 queries, and `keys` the rest, a CTA for 64
 // positions of a list.
 //
@@ -30,13 +31,15 @@ struct QueryFacts {
   int begin[kTile], end[kTile];  // what it sees of the list
 };
 
-// log2 of a query's denominator, +inf where it sees nothing. asked: which queries are real, or
-// null.
+// log2 of a query's denominator, +inf where it sees nothing.
+__device__ __forceinline__ float log_sum_of(float largest, float sum) {
+  return sum == 0.0f ? INFINITY : largest + log2f(sum);
+}
+// Of query t. asked: which queries are real, or null.
 __device__ __forceinline__ float log_sum_of(const Plan& plan, const uint8_t* asked,
                                             const float* stats, int queries, int t) {
   if (t >= plan.queries || (asked != nullptr && asked[t] == 0)) return INFINITY;
-  const float sum = stats[queries + t];
-  return sum == 0.0f ? INFINITY : stats[t] + log2f(sum);
+  return log_sum_of(stats[t], stats[queries + t]);
 }
 
 // Threads 0 .. 63 set what each of 64 queries sees of a list; whether this thread's sees all of the
@@ -104,12 +107,23 @@ __device__ __forceinline__ void turn_scores(float (&s)[8][4], float (&dp)[8][4],
 #pragma unroll
       for (int c = 0; c < 4; ++c) {
         s[n][c] = power_of_2(s[n][c] * scale - (c % 2 == 0 ? log_sum.x : log_sum.y));
-        if (!all_seen) {
-          const int at = keys.key + c / 2 * 8;
-          if (at < facts.begin[column + c % 2] || at >= facts.end[column + c % 2]) s[n][c] = 0.0f;
-        }
-        const float change = s[n][c] * (dp[n][c] - (c % 2 == 0 ? delta.x : delta.y));
-        dp[n][c] = !all_seen && s[n][c] == 0.0f ? 0.0f : change;
+        dp[n][c] = s[n][c] * (dp[n][c] - (c % 2 == 0 ? delta.x : delta.y));
+      }
+    }
+    if (all_seen) return;
+#pragma unroll
+    for (int n = 0; n < 8; ++n) {
+      const int column = n * 8 + lane % 4 * 2;
+      const int2 begin = *reinterpret_cast<const int2*>(facts.begin + column);
+      const int2 end = *reinterpret_cast<const int2*>(facts.end + column);
+#pragma unroll
+      for (int c = 0; c < 4; ++c) {
+        // Selected, not multiplied: dP of what is not seen may be anything.
+        const int at = keys.key + c / 2 * 8;
+        const bool seen =
+            at >= (c % 2 == 0 ? begin.x : begin.y) && at < (c % 2 == 0 ? end.x : end.y);
+        s[n][c] = seen ? s[n][c] : 0.0f;
+        dp[n][c] = seen ? dp[n][c] : 0.0f;
       }
     }
     return;

@@ -10,6 +10,7 @@ bool covers_attention(const AttentionCall& call) {
 }
 
 void launch_attention_fwd(const AttentionCall& call, Stream stream) {
+  if (fwd_plain(call)) return launch_attention_fwd_plain(call, stream);
   const dim3 grid(tiles_of(call.queries), call.heads, call.batch);
   for_engine(call, [&]<class E>() {
     launch("attention_fwd", attention_fwd_kernel<E>, grid, kThreads, attention_fwd_shared<E>(),

@@ -280,22 +280,7 @@ __global__ void __launch_bounds__(kThreads, E::kWidth <= 64    ? 4
                         head_of<T>(p.out, p.sequences, batch, head), p.out.token, first,
                         plan.queries, p.width);
 
-  // Rows that are not finite are done again, one position at a time.
-  bool finite[2] = {true, true};
-#pragma unroll
-  for (int n = 0; n < kWidth / 8; ++n) {
-#pragma unroll
-    for (int c = 0; c < 4; ++c) finite[c / 2] &= fabsf(softmax.out[n][c]) < INFINITY;
-  }
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    unsigned bad = __ballot_sync(0xFFFFFFFFu, asks[half] && !finite[half]);
-    for (int r = 0; bad != 0 && r < 8; ++r) {
-      if ((bad >> (4 * r) & 0xFu) != 0) {
-        attention_row<T>(p, dropout, batch, head, first + row + r + 8 * half, lane);
-      }
-    }
-  }
+  redo_rows<T, kWidth / 8>(p, dropout, softmax.out, batch, head, first + row, asks, lane);
 }
 
 }  // namespace sinkhorn::cuda

@@ -66,11 +66,18 @@ void for_engine(const AttentionCall& call, F f) {
 
 inline int tiles_of(int positions) { return (positions + kTile - 1) / kTile; }
 
+// The common cases of forward on Hopper.
+bool fwd_plain(const AttentionCall& call);
+void launch_attention_fwd_plain(const AttentionCall& call, Stream stream);
+
 // Backward in one kernel for D <= 64; see attention_bwd.cuh.
 bool bwd_together(const AttentionCall& call);
 void launch_attention_bwd_together(const AttentionCall& call, Stream stream);
 // The common case of it on Hopper.
 bool bwd_pair(const AttentionCall& call);
 void launch_attention_bwd_pair(const AttentionCall& call, Stream stream);
+// Causal with a window that reaches into the tile before, on Hopper; see attention_bwd_walk.cuh.
+bool bwd_walk(const AttentionCall& call);
+void launch_attention_bwd_walk(const AttentionCall& call, Stream stream);
 
 }  // namespace sinkhorn::cuda

@@ -94,4 +94,27 @@ __device__ __noinline__ void attention_row(const AttentionCall& p, const Dropout
   }
 }
 
+// Those of a warp's 16 queries, from `first` on, whose result is not finite. asks: whether this
+// lane's two are there.
+template <class T, int kTiles>
+__device__ __forceinline__ void redo_rows(const AttentionCall& p, const Dropout& dropout,
+                                          const float (&out)[kTiles][4], int batch, int head,
+                                          int first, const bool (&asks)[2], int lane) {
+  bool finite[2] = {true, true};
+#pragma unroll
+  for (int n = 0; n < kTiles; ++n) {
+#pragma unroll
+    for (int c = 0; c < 4; ++c) finite[c / 2] &= fabsf(out[n][c]) < INFINITY;
+  }
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    unsigned bad = __ballot_sync(0xFFFFFFFFu, asks[half] && !finite[half]);
+    for (int r = 0; bad != 0 && r < 8; ++r) {
+      if ((bad >> (4 * r) & 0xFu) != 0) {
+        attention_row<T>(p, dropout, batch, head, first + r + 8 * half, lane);
+      }
+    }
+  }
+}
+
 }  // namespace sinkhorn::cuda

@@ -137,6 +137,20 @@ struct Hopper {
       for (int step = 0; step < 4; ++step) group_mma<T, 1>(to, x[step], step_of<true>(b, step), 1);
     }
   }
+  // The same with x, of all four warps, from a tile of scores.
+  static __device__ __forceinline__ void gather(float (&out)[kWidth / 8][4], const T* x,
+                                                const T* tile) {
+    const uint64_t a = tile_descriptor(x);
+#pragma unroll
+    for (int panel = 0; panel < kPanels; ++panel) {
+      const uint64_t b = tile_descriptor(tile + panel * kPanel);
+      float(&to)[8][4] = *reinterpret_cast<float(*)[8][4]>(out + panel * 8);
+#pragma unroll
+      for (int step = 0; step < 4; ++step) {
+        group_mma<T, 0, 1>(to, step_of<false>(a, step), step_of<true>(b, step), 1);
+      }
+    }
+  }
   static __device__ __forceinline__ void gather_t(float (&out)[kWidth / 8][4], const T* ds,
                                                   const T* tile, int, int) {
     const uint64_t a = tile_descriptor(ds);
@@ -148,6 +162,13 @@ struct Hopper {
       for (int step = 0; step < 4; ++step) {
         group_mma<T, 1, 1>(to, step_of<true>(a, step), step_of<true>(b, step), 1);
       }
+    }
+  }
+  // A warp's 16 x 64 numbers into its rows of a tile of scores.
+  static __device__ __forceinline__ void put(T* tile, const Packed& x, int row, int lane) {
+#pragma unroll
+    for (int step = 0; step < 4; ++step) {
+      store_matrices(tile + swizzled(row + lane % 16, step * 16 + lane / 16 * 8), x[step]);
     }
   }
 };

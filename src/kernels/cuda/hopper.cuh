@@ -90,6 +90,16 @@ __device__ __forceinline__ void group_mma(float (&c)[8][4], const uint32_t (&a)[
 #undef SINKHORN_WGMMA_SS
 #undef SINKHORN_WGMMA_RS
 
+// The reverse of load_matrices: each lane says where eight numbers of a row go.
+__device__ __forceinline__ void store_matrices(void* p, const uint32_t (&r)[4]) {
+#if SINKHORN_HOPPER
+  asm volatile(
+      "stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(p)),
+      "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+      : "memory");
+#endif
+}
+
 // Around a batch of products: registers written before are seen, and all of them are done after.
 __device__ __forceinline__ void begin_products() {
 #if SINKHORN_HOPPER

@@ -171,6 +171,21 @@ int sort_shares(int64_t groups, int tiles) {
   return static_cast<int>(std::clamp<int64_t>((kWanted + groups - 1) / groups, 1, tiles));
 }
 
+int full_waves(int64_t groups, int tiles, int ctas) {
+  const int64_t at_once = int64_t{132} * ctas, most = std::min<int64_t>(tiles, at_once);
+  int64_t best = 1;
+  double best_filled = 0.0;
+  for (int64_t shares = 1; shares <= most && best_filled < 0.95; ++shares) {
+    const int64_t waves = (groups * shares + at_once - 1) / at_once;
+    const double filled = static_cast<double>(groups * shares) / static_cast<double>(waves * at_once);
+    if (filled > best_filled) {
+      best = shares;
+      best_filled = filled;
+    }
+  }
+  return static_cast<int>(best);
+}
+
 void launch_sort(const AttentionCall& call, const void* selected, Stream stream) {
   if (call.blocks <= kSmallBlocks) return launch_sort_small(call, stream);
   launch_product<false>("sort", call, selected, stream);
@@ -184,11 +199,11 @@ void launch_sort_repair(const AttentionCall& call, Stream stream) {
 }
 
 int undo_splits(const AttentionCall& call) {
+  if (call.blocks <= kSmallBlocks) return undo_small_splits(call);
   const int64_t heads = static_cast<int64_t>(call.batch) * call.heads;
   const int columns = 2 * ((call.block * call.width + kSortDepth - 1) / kSortDepth);
   const int64_t across = (call.blocks + 127) / 128, down = (call.rows + 127) / 128;
-  const int64_t groups = call.blocks <= kSmallBlocks ? heads * 2 : heads * across * down;
-  return std::min(sort_shares(groups, columns), 16);
+  return std::min(sort_shares(heads * across * down, columns), 16);
 }
 
 void launch_undo(const AttentionCall& call, const void* selected, float* partial, int splits,

@@ -39,8 +39,12 @@ void launch_sort_grad(const AttentionCall& call, const float* partial, int split
 // What these choose for heads of few blocks.
 void launch_sort_small(const AttentionCall& call, Stream stream);
 void launch_undo_small(const AttentionCall& call, float* partial, int splits, Stream stream);
+int undo_small_splits(const AttentionCall& call);
 // CTAs that share `tiles` of columns among `groups` of them: enough to fill the card several times
 // over, and few enough that loading R costs little beside the columns.
 int sort_shares(int64_t groups, int tiles);
+// The same where `ctas` of them run on a multiprocessor at once and their loads are long: the least
+// number that leaves next to none idle in the last wave.
+int full_waves(int64_t groups, int tiles, int ctas);
 
 }  // namespace sinkhorn::cuda

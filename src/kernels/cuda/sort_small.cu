@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "kernels/cuda/attention_launch.cuh"
 #include "kernels/cuda/sort_small.cuh"
 
@@ -29,9 +31,18 @@ void launch_sort_small(const AttentionCall& call, Stream stream) {
   const int heads = call.batch * call.heads * 2;
   for_size(call, [&]<class T, int kN>() {
     const int tiles = (call.block * call.width + 8192 / kN - 1) / (8192 / kN);
-    launch("sort_small", sort_small_kernel<T, kN>, dim3(sort_shares(heads, tiles), heads), 128,
-           sort_small_shared<kN>(), stream, call);
+    launch("sort_small", sort_small_kernel<T, kN>, dim3(full_waves(heads, tiles, kSortCtas), heads),
+           128, sort_small_shared<kN>(), stream, call);
   });
+}
+
+int undo_small_splits(const AttentionCall& call) {
+  int splits = 1;
+  for_size(call, [&]<class T, int kN>() {
+    const int tiles = 2 * ((call.block * call.width + 4096 / kN - 1) / (4096 / kN));
+    splits = full_waves(int64_t{call.batch} * call.heads, tiles, kUndoCtas<kN>);
+  });
+  return std::min(splits, 16);
 }
 
 void launch_undo_small(const AttentionCall& call, float* partial, int splits, Stream stream) {

@@ -85,9 +85,14 @@ constexpr int sort_small_shared() {
   return kSortStages * kN * (8192 / kN + kPad) * 2 + kN * (kN + kPad) * 2;
 }
 
+// CTAs that a multiprocessor's registers and shared memory hold.
+constexpr int kSortCtas = 3;
+template <int kN>
+constexpr int kUndoCtas = kN == 64 ? 3 : 4;
+
 // Grid: shares of the columns, heads * 2 sides.
 template <class T, int kN>
-__global__ void __launch_bounds__(128, 3)
+__global__ void __launch_bounds__(128, kSortCtas)
     sort_small_kernel(const __grid_constant__ AttentionCall p) {
   constexpr int kColumns = 8192 / kN, kPitch = kColumns + kPad, kPitchA = kN + kPad;
   constexpr int kM = kN >= 32 ? 2 : 1, kTiles8 = 16 / kM;  // 16-row and 8-column tiles of a warp
@@ -199,7 +204,7 @@ constexpr int undo_small_shared() {
 
 // Grid: shares of the columns, heads. partial [shares, B, H, rows, N].
 template <class T, int kN>
-__global__ void __launch_bounds__(128, kN == 64 ? 3 : 4)
+__global__ void __launch_bounds__(128, kUndoCtas<kN>)
     undo_small_kernel(const __grid_constant__ AttentionCall p, float* partial) {
   constexpr int kColumns = 4096 / kN, kPitch = kColumns + kPad, kPitchA = kN + kPad;
   constexpr int kSize = kN * kPitch;

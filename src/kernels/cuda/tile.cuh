@@ -72,6 +72,25 @@ struct Plan {
   }
 };
 
+// Where one of all tiles of so many tokens lies.
+struct TilePlace {
+  int first, head, batch;
+  __device__ __forceinline__ TilePlace(const AttentionCall& p, int tile, int tokens) {
+    const int across = (p.length + tokens - 1) / tokens;
+    first = tile % across * tokens;
+    head = tile / across % p.heads;
+    batch = tile / across / p.heads;
+  }
+  __device__ __forceinline__ int64_t flat_head(const AttentionCall& p) const {
+    return static_cast<int64_t>(batch) * p.heads + head;
+  }
+};
+
+// Waits for the four warps of a group of a CTA.
+__device__ __forceinline__ void sync_group(int group) {
+  asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "n"(kThreads) : "memory");
+}
+
 // Elements of a head's rows; starts where the sequence does.
 template <class T>
 __device__ __forceinline__ T* head_of(const Tokens& x, const Sequences& s, int batch, int head) {

@@ -1,0 +1,202 @@
+// What a CTA of attention_bwd_pair.cuh holds in shared memory, how it is loaded, and how gradients
+// go from registers to memory.
+#pragma once
+
+#include "kernels/cuda/attention_bwd.cuh"
+
+namespace sinkhorn::cuda {
+
+constexpr int kPairStages = 2;
+
+template <int kHalves>
+struct PairShape {
+  static_assert(kHalves == 1 || kHalves == 2);
+  static constexpr int kTokens = kHalves * kTile;
+  static constexpr int kGroups = 2 * kHalves;  // lists x halves of the keys
+  static constexpr int kAllThreads = kGroups * kThreads;
+  static constexpr int kCtas = 2 / kHalves;                      // of a multiprocessor
+  static constexpr int kStageTiles = 2 * kHalves + 2 * kGroups;  // q, dO; keys, values
+  static constexpr int kScoreTiles = (kHalves - 1) * kGroups;    // dS' of all halves but the last
+  static constexpr int kTiles = kPairStages * kStageTiles + kScoreTiles;
+};
+
+// What is known of a CTA's queries, as in QueryFacts.
+template <int kHalves>
+struct PairFacts {
+  float log_sum[PairShape<kHalves>::kTokens], delta[PairShape<kHalves>::kTokens];
+};
+
+template <class E, int kHalves>
+constexpr int attention_bwd_pair_shared() {
+  return PairShape<kHalves>::kTiles * E::kElements * 2 +
+         static_cast<int>(sizeof(PairFacts<kHalves>));
+}
+
+// The tiles of a stage, and those of scores, which the stages share.
+template <class E, int kHalves>
+struct PairTiles {
+  using T = typename E::T;
+  using Shape = PairShape<kHalves>;
+  T *stage, *scores;
+
+  __device__ __forceinline__ PairTiles(T* tiles, int number)
+      : stage(tiles + number * Shape::kStageTiles * E::kElements),
+        scores(tiles + kPairStages * Shape::kStageTiles * E::kElements) {}
+  __device__ __forceinline__ T* query(int half) const { return stage + half * E::kElements; }
+  __device__ __forceinline__ T* grad(int half) const { return query(kHalves + half); }
+  __device__ __forceinline__ T* key(int group) const { return query(2 * kHalves + 2 * group); }
+  __device__ __forceinline__ T* value(int group) const { return key(group) + E::kElements; }
+  // dS' of a group's keys and a half of the queries.
+  __device__ __forceinline__ T* change(int group, int half) const {
+    return half == kHalves - 1 ? value(group) : scores + group * E::kElements;
+  }
+};
+
+// Begins to load a tile.
+template <class E, int kHalves>
+__device__ __forceinline__ void load_pair(const AttentionCall& p, const TilePlace& at,
+                                          const PairTiles<E, kHalves>& to, int group, int thread) {
+  using T = typename E::T;
+  const T* const query = head_of<const T>(p.query, {}, at.batch, at.head);
+  const T* const grad = head_of<const T>(p.grad_out, {}, at.batch, at.head);
+#pragma unroll
+  for (int i = 0; i < kHalves; ++i) {
+    load_rows<E, PairShape<kHalves>::kAllThreads>(to.query(i), query, p.query.token,
+                                                  at.first + i * kTile, p.length, p.width, nullptr);
+    load_rows<E, PairShape<kHalves>::kAllThreads>(to.grad(i), grad, p.grad_out.token,
+                                                  at.first + i * kTile, p.length, p.width, nullptr);
+  }
+  const bool is_sorted = group < kHalves;
+  const int first = at.first + group % kHalves * kTile;
+  const int limit = is_sorted ? p.rows * p.block : p.length;
+  const int64_t sorted_at = at.flat_head(p) * limit * p.width;
+  const T* const key = is_sorted ? static_cast<const T*>(p.sorted_key) + sorted_at
+                                 : head_of<const T>(p.key, {}, at.batch, at.head);
+  const T* const value = is_sorted ? static_cast<const T*>(p.sorted_value) + sorted_at
+                                   : head_of<const T>(p.value, {}, at.batch, at.head);
+  load_rows<E>(to.key(group), key, is_sorted ? p.width : p.key.token, first, limit, p.width,
+               nullptr, thread);
+  load_rows<E>(to.value(group), value, is_sorted ? p.width : p.value.token, first, limit, p.width,
+               nullptr, thread);
+}
+
+// A thread's share of what delta and the softmax need of a tile: two pieces of O, one query's
+// statistics.
+template <class E, int kHalves>
+struct PairAhead {
+  using T = typename E::T;
+  static constexpr int kPieces = 8, kApart = PairShape<kHalves>::kAllThreads / kPieces;
+  uint4 out[2] = {};
+  float largest = 0.0f, sum = 0.0f;
+
+  __device__ __forceinline__ void load(const AttentionCall& p, const TilePlace& at) {
+    const T* const rows = head_of<const T>(p.out, {}, at.batch, at.head);
+    const int piece = threadIdx.x % kPieces * 8;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int t = at.first + threadIdx.x / kPieces + i * kApart;
+      out[i] = t < p.length && piece < p.width
+                   ? *reinterpret_cast<const uint4*>(rows + t * p.out.token + piece)
+                   : make_uint4(0, 0, 0, 0);
+    }
+    const int t = at.first + threadIdx.x;
+    if (threadIdx.x < PairShape<kHalves>::kTokens && t < p.length) {
+      const float* const stats = p.stats + at.flat_head(p) * 2 * p.queries;
+      largest = stats[t];
+      sum = stats[p.queries + t];
+    } else {
+      sum = 0.0f;
+    }
+  }
+  // delta = dO.O, eight threads a row.
+  __device__ __forceinline__ void spread(PairFacts<kHalves>& facts, const T* grad) const {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int r = threadIdx.x / kPieces + i * kApart;  // tiles of dO lie one behind the other
+      const uint4 change = *reinterpret_cast<const uint4*>(
+          grad + r / kTile * E::kElements + E::at(r % kTile, threadIdx.x % kPieces * 8));
+      const uint32_t left[4] = {out[i].x, out[i].y, out[i].z, out[i].w};
+      const uint32_t right[4] = {change.x, change.y, change.z, change.w};
+      float total = 0.0f;
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const float2 x = unpack<T>(left[e]), y = unpack<T>(right[e]);
+        total += x.x * y.x + x.y * y.y;
+      }
+      total = quad_sum(total);
+      total += __shfl_xor_sync(0xFFFFFFFFu, total, 4);
+      if (threadIdx.x % kPieces == 0) facts.delta[r] = total;
+    }
+    if (threadIdx.x < PairShape<kHalves>::kTokens) {
+      facts.log_sum[threadIdx.x] = log_sum_of(largest, sum);
+    }
+  }
+};
+
+// Number i of lane j of four goes to lane i, as its number j.
+__device__ __forceinline__ void transpose_quad(uint32_t (&a)[4], int lane) {
+#pragma unroll
+  for (int apart = 1; apart <= 2; apart *= 2) {
+    const bool upper = (lane & apart) != 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (i & apart) continue;
+      const uint32_t got = __shfl_xor_sync(0xFFFFFFFFu, upper ? a[i] : a[i + apart], apart);
+      (upper ? a[i] : a[i + apart]) = got;
+    }
+  }
+}
+
+// 16 bytes to memory at once; of a plain assignment the compiler may make four.
+__device__ __forceinline__ void store_piece(void* to, const uint32_t (&a)[4]) {
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to)),
+               "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])
+               : "memory");
+}
+
+// Where 16 rows of a warp's gradient go.
+template <class T>
+struct PairRows {
+  T* rows;
+  int64_t stride;
+  int first, limit;
+};
+
+// 16 rows of a warp's gradient to memory; the four lanes of a row exchange what they hold of it, so
+// that each writes 16 bytes at a time.
+template <class T>
+__device__ __forceinline__ void store_pair_rows(const float (&x)[8][4], float factor,
+                                                const PairRows<T>& to, int width, int row,
+                                                int lane) {
+#pragma unroll
+  for (int low = 0; low < 2; ++low) {
+    const int r = row + lane / 4 + 8 * low;
+    T* const at = to.rows + (to.first + r) * to.stride;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      uint32_t a[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float(&from)[4] = x[half * 4 + i];
+        a[i] = pack<T>(from[2 * low] * factor, from[2 * low + 1] * factor);
+      }
+      transpose_quad(a, lane);
+      const int c = half * 32 + lane % 4 * 8;
+      if (to.first + r < to.limit && c < width) store_piece(at + c, a);
+    }
+  }
+}
+
+// Where the gradient of a group's keys or values goes.
+template <class T, int kHalves>
+__device__ __forceinline__ PairRows<T> pair_rows(const AttentionCall& p, const Tokens& local,
+                                                 void* sorted, int group, const TilePlace& at) {
+  const int first = at.first + group % kHalves * kTile, positions = p.rows * p.block;
+  if (group < kHalves) {
+    return {static_cast<T*>(sorted) + at.flat_head(p) * positions * p.width, p.width, first,
+            positions};
+  }
+  return {head_of<T>(local, {}, at.batch, at.head), local.token, first, p.length};
+}
+
+}  // namespace sinkhorn::cuda

@@ -1,0 +1,337 @@
+// Backward in one kernel for causal attention whose window reaches into the tile before, on Hopper:
+// D in (32, 64], 64 % b == 0 and window * b <= 64, with a sort or without, no mask, no weights, no
+// dropout. attention_bwd.cuh has the equations.
+//
+// A CTA is one group of four warps that walks up a run of consecutive tiles of 64 tokens of one
+// head. At step i it has the queries of tile i, and meets with them, one after the other,
+//
+//   the keys of tile i - 1              : dk, dv, begun a step ago, are complete and stored
+//   the positions sorted into tile i    : dk', dv', stored                        (kSorted)
+//   the keys of tile i                  : dk, dv begin, and stay in registers till the next step
+//
+// while dq adds up over them in registers. So each tile of q, dO, O, K and V is read once, save at
+// the ends of a run: its first step reads the keys before it, for dq alone, and one more step, with
+// the queries behind the run, completes the run's last dk and dv. Each sum has one order, whatever
+// the runs: where a head is cut changes no bit.
+//
+// Shared memory: two stages of q and dO; slots of K and V, as many as a step meets; dS' of the tile
+// in work, where dq finds it. What a slot held is stored through it, and then it takes a tile of
+// the next step, so that every copy has a whole step to arrive. dk, dv, dq, scores and dP are 160
+// registers: two CTAs share a multiprocessor, each at work while the other waits.
+#pragma once
+
+#include "kernels/cuda/attention_bwd.cuh"
+
+namespace sinkhorn::cuda {
+
+constexpr int kWalkCtas = 2;  // a multiprocessor
+template <bool kSorted>
+constexpr int kWalkSlots = kSorted ? 3 : 2;
+template <bool kSorted>
+constexpr int kWalkLists = kSorted ? 2 : 1;
+
+template <class E, bool kSorted>
+constexpr int attention_bwd_walk_shared() {
+  return (4 + 2 * kWalkSlots<kSorted> + 1) * E::kElements * 2 +
+         kWalkLists<kSorted> * static_cast<int>(sizeof(QueryFacts));
+}
+
+// Tiles [begin, end) of a head's, which are cut into runs of about the same length.
+struct WalkRun {
+  int tiles, begin, end, head, batch;
+
+  __device__ __forceinline__ WalkRun(const AttentionCall& p, int runs) {
+    tiles = (p.length + kTile - 1) / kTile;
+    const int64_t run = blockIdx.x % runs, flat_head = blockIdx.x / runs;
+    begin = static_cast<int>(tiles * run / runs);
+    end = static_cast<int>(tiles * (run + 1) / runs);
+    head = static_cast<int>(flat_head % p.heads);
+    batch = static_cast<int>(flat_head / p.heads);
+  }
+  // Rows of the head; sequences all begin at 0 and have the same length here.
+  template <class T>
+  __device__ __forceinline__ T* rows_of(const Tokens& x) const {
+    return head_of<T>(x, Sequences{}, batch, head);
+  }
+  __device__ __forceinline__ int64_t flat_head(const AttentionCall& p) const {
+    return static_cast<int64_t>(batch) * p.heads + head;
+  }
+};
+
+// A thread's share of what delta and the softmax need of 64 queries, loaded a step ahead: O at the
+// four pieces of dO that this thread copies itself, and the statistics of one query.
+template <class E>
+struct QueryPieces {
+  using T = typename E::T;
+  static constexpr int kApart = kThreads / 8;  // rows between a thread's pieces, as in load_rows
+  uint4 out[kTile / kApart];
+  float largest, sum;
+
+  __device__ __forceinline__ void load(const AttentionCall& p, const T* rows, const float* stats,
+                                       int first) {
+    const int c = threadIdx.x % 8 * 8;
+#pragma unroll
+    for (int i = 0; i < kTile / kApart; ++i) {
+      const int t = first + threadIdx.x / 8 + i * kApart;
+      out[i] = t < p.queries && c < p.width
+                   ? *reinterpret_cast<const uint4*>(rows + t * p.out.token + c)
+                   : make_uint4(0, 0, 0, 0);
+    }
+    const int t = first + threadIdx.x;
+    const bool asked = threadIdx.x < kTile && t < p.queries;
+    largest = asked ? stats[t] : 0.0f;
+    sum = asked ? stats[p.queries + t] : 0.0f;
+  }
+
+  // Sets log_sum and delta, eight threads a row; this thread's copies of dO have arrived.
+  template <int kLists>
+  __device__ __forceinline__ void turn_into(QueryFacts* facts, const T* grad) const {
+    const int r = threadIdx.x / 8, c = threadIdx.x % 8 * 8;
+#pragma unroll
+    for (int i = 0; i < kTile / kApart; ++i) {
+      const uint4 change = *reinterpret_cast<const uint4*>(grad + E::at(r + i * kApart, c));
+      const uint32_t left[4] = {out[i].x, out[i].y, out[i].z, out[i].w};
+      const uint32_t right[4] = {change.x, change.y, change.z, change.w};
+      float total = 0.0f;
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const float2 x = unpack<T>(left[e]), y = unpack<T>(right[e]);
+        total += x.x * y.x + x.y * y.y;
+      }
+      total = quad_sum(total);
+      total += __shfl_xor_sync(0xFFFFFFFFu, total, 4);
+#pragma unroll
+      for (int list = 0; list < kLists; ++list) {
+        if (threadIdx.x % 8 == 0) facts[list].delta[r + i * kApart] = total;
+      }
+    }
+#pragma unroll
+    for (int list = 0; list < kLists; ++list) {
+      if (threadIdx.x < kTile) {
+        facts[list].log_sum[threadIdx.x] = sum == 0.0f ? INFINITY : largest + log2f(sum);
+      }
+    }
+  }
+};
+
+// The queries of a step, and the sums a tile of keys adds to.
+template <class E>
+struct WalkStep {
+  using T = typename E::T;
+  const T *q, *g;  // g: dO
+  T* ds;           // [key][query]
+  float scale;
+  int row, lane;
+
+  // P' and dS' of 64 keys, from position `first` of their list on, as left sides of products; dS'
+  // also in shared memory, where the tensor cores see all of it on return.
+  __device__ __forceinline__ void turn(Packed& share, Packed& change, const T* keys,
+                                       const QueryFacts& facts, bool all_seen, int first) const {
+    float s[8][4], dp[8][4];
+    E::begin();
+    E::scores(s, keys, q, row, lane);
+    E::scores(dp, keys + E::kElements, g, row, lane);
+    E::end();
+    E::settle(s);
+    E::settle(dp);
+#pragma unroll
+    for (int n = 0; n < 8; ++n) {
+      const int column = n * 8 + lane % 4 * 2;
+      const float2 log_sum = *reinterpret_cast<const float2*>(facts.log_sum + column);
+      const float2 delta = *reinterpret_cast<const float2*>(facts.delta + column);
+#pragma unroll
+      for (int c = 0; c < 4; ++c) {
+        s[n][c] = power_of_2(s[n][c] * scale - (c % 2 == 0 ? log_sum.x : log_sum.y));
+        dp[n][c] = s[n][c] * (dp[n][c] - (c % 2 == 0 ? delta.x : delta.y));
+      }
+    }
+    if (!all_seen) {
+#pragma unroll
+      for (int n = 0; n < 8; ++n) {
+        const int column = n * 8 + lane % 4 * 2;
+        const int2 begin = *reinterpret_cast<const int2*>(facts.begin + column);
+        const int2 end = *reinterpret_cast<const int2*>(facts.end + column);
+#pragma unroll
+        for (int c = 0; c < 4; ++c) {
+          const int key = first + row + lane / 4 + c / 2 * 8;
+          const bool seen =
+              key >= (c % 2 == 0 ? begin.x : begin.y) && key < (c % 2 == 0 ? end.x : end.y);
+          s[n][c] = seen ? s[n][c] : 0.0f;
+          dp[n][c] = seen ? dp[n][c] : 0.0f;
+        }
+      }
+    }
+    pack_left<T>(share, s);
+    pack_left<T>(change, dp);
+#pragma unroll
+    for (int step = 0; step < 4; ++step) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int r = row + lane / 4 + e % 2 * 8, c = step * 16 + e / 2 * 8 + lane % 4 * 2;
+        *reinterpret_cast<uint32_t*>(ds + E::score_at(r, c)) = change[step][e];
+      }
+    }
+    E::publish();
+    __syncthreads();  // dS' is there; values and facts of the tile have been read
+  }
+  // dv += P' dO, dk += dS' q, dq += dS k.
+  __device__ __forceinline__ void add(float (&dk)[8][4], float (&dv)[8][4], float (&dq)[8][4],
+                                      const Packed& share, const Packed& change,
+                                      const T* keys) const {
+    E::settle(dk);
+    E::settle(dv);
+    E::settle(dq);
+    E::begin();
+    E::template gather<64>(dv, share, g, 0, lane);
+    E::template gather<64>(dk, change, q, 0, lane);
+    E::gather_t(dq, ds, keys, row, lane);
+    E::end();
+    E::settle(dk);
+    E::settle(dv);
+    E::settle(dq);
+  }
+};
+
+__device__ __forceinline__ void clear(float (&x)[8][4]) {
+#pragma unroll
+  for (int n = 0; n < 8; ++n) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) x[n][e] = 0.0f;
+  }
+}
+
+template <class E, bool kSorted>
+__global__ void __launch_bounds__(kThreads, kWalkCtas)
+    attention_bwd_walk_kernel(const __grid_constant__ AttentionCall p, const int runs) {
+  using T = typename E::T;
+  constexpr int kSlots = kWalkSlots<kSorted>, kLists = kWalkLists<kSorted>;
+  // Copies are committed in the order in which they are waited for, kSlots sets of them a step; at
+  // each wait all but the oldest may be under way.
+  constexpr int kUnderWay = kSlots - 1;
+  extern __shared__ __align__(1024) unsigned char shared[];
+  T* const stages = reinterpret_cast<T*>(shared);  // [stage][q, dO]
+  T* const slots = stages + 4 * E::kElements;      // [slot][k, v]
+  T* const ds = slots + 2 * kSlots * E::kElements;
+  QueryFacts* const facts = reinterpret_cast<QueryFacts*>(ds + E::kElements);  // local, sorted
+
+  const WalkRun run(p, runs);
+  const Plan plan(p, run.batch);
+  const int lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16;
+  const int sorted_limit = p.rows * p.block;
+
+  QueryPieces<E> pieces;
+  const auto load_queries = [&](int i) {
+    if (i <= run.end && i < run.tiles) {
+      T* const to = stages + i % 2 * 2 * E::kElements;
+      load_rows<E>(to, run.rows_of<const T>(p.query), p.query.token, i * kTile, p.length, p.width,
+                   nullptr);
+      load_rows<E>(to + E::kElements, run.rows_of<const T>(p.grad_out), p.grad_out.token, i * kTile,
+                   p.length, p.width, nullptr);
+      pieces.load(p, run.rows_of<const T>(p.out), p.stats + run.flat_head(p) * 2 * p.queries,
+                  i * kTile);
+    }
+  };
+  const auto load_keys = [&](int i, T* to) {
+    if (i < 0 || i >= run.end) return;
+    load_rows<E>(to, run.rows_of<const T>(p.key), p.key.token, i * kTile, p.length, p.width,
+                 nullptr);
+    load_rows<E>(to + E::kElements, run.rows_of<const T>(p.value), p.value.token, i * kTile,
+                 p.length, p.width, nullptr);
+  };
+  const auto load_sorted = [&](int i, T* to) {
+    if (i >= run.end) return;
+    const int64_t at = run.flat_head(p) * sorted_limit * p.width;
+    load_rows<E>(to, static_cast<const T*>(p.sorted_key) + at, p.width, i * kTile, sorted_limit,
+                 p.width, nullptr);
+    load_rows<E>(to + E::kElements, static_cast<const T*>(p.sorted_value) + at, p.width, i * kTile,
+                 sorted_limit, p.width, nullptr);
+  };
+  // 16 rows a warp, through a tile that no product reads any more.
+  const auto store = [&](T* tile, const float(&x)[8][4], float factor, const Tokens& to, int i) {
+    store_rows<E, 64>(tile, x, factor, factor, row, lane, run.rows_of<T>(to), to.token, i * kTile,
+                      p.length, p.width);
+  };
+
+  T *previous = slots, *own = slots + 2 * E::kElements, *sorted = slots + 4 * E::kElements;
+  load_keys(run.begin - 1, previous);
+  load_queries(run.begin);
+  commit_copies();
+  if constexpr (kSorted) {
+    load_sorted(run.begin, sorted);
+    commit_copies();
+  }
+  load_keys(run.begin, own);
+  commit_copies();
+
+  float dk[8][4] = {}, dv[8][4] = {};  // of tile i - 1, without the queries of tile i
+#pragma unroll 1
+  for (int i = run.begin; i <= run.end; ++i) {
+    const int first = i * kTile;
+    T* const q = stages + i % 2 * 2 * E::kElements;
+    const WalkStep<E> step{q, q + E::kElements, ds, p.scale * kLog2E, row, lane};
+    Packed share, change;
+    float dq[8][4];
+
+    wait_copies<kUnderWay>();  // the queries
+    pieces.template turn_into<kLists>(facts, step.g);
+    const bool sees_previous = set_seen(facts[0], plan, List::kLocal, first, first - kTile);
+    const bool sees_sorted =
+        !kSorted || set_seen(facts[kLists - 1], plan, List::kSorted, first, first);
+    E::publish();
+    const bool all_previous = __syncthreads_and(sees_previous) != 0;  // queries and facts are there
+    load_queries(i + 1);
+    commit_copies();
+
+    if (i > 0 && i < run.tiles) {
+      step.turn(share, change, previous, facts[0], all_previous, first - kTile);
+      clear(dq);
+      step.add(dk, dv, dq, share, change, previous);
+    } else {
+      clear(dq);
+    }
+    wait_copies<kUnderWay>();  // the sorted positions, or without a sort the tile's own keys
+    E::publish();
+    [[maybe_unused]] const bool all_sorted =
+        __syncthreads_and(sees_sorted) != 0;  // keys and dS' have been read
+    if (i > run.begin) {
+      store(previous, dk, p.scale, p.grad_key, i - 1);
+      store(previous + E::kElements, dv, 1.0f, p.grad_value, i - 1);
+    }
+    if (i == run.end) break;
+
+    if constexpr (kSorted) {
+      step.turn(share, change, sorted, facts[1], all_sorted, first);
+      load_sorted(i + 1, previous);  // all threads had stored from it when dS' was there
+      commit_copies();
+      clear(dk);
+      clear(dv);
+      step.add(dk, dv, dq, share, change, sorted);
+      wait_copies<kUnderWay>();  // the tile's own keys
+      E::publish();
+      __syncthreads();  // keys and dS' have been read
+      const int64_t at = run.flat_head(p) * sorted_limit * p.width;
+      store_rows<E, 64>(sorted, dk, p.scale, p.scale, row, lane,
+                        static_cast<T*>(p.grad_sorted_key) + at, p.width, first, sorted_limit,
+                        p.width);
+      store_rows<E, 64>(sorted + E::kElements, dv, 1.0f, 1.0f, row, lane,
+                        static_cast<T*>(p.grad_sorted_value) + at, p.width, first, sorted_limit,
+                        p.width);
+    }
+
+    T* const freed = kSorted ? sorted : previous;
+    step.turn(share, change, own, facts[0], false, first);
+    load_keys(i + 1, freed);  // all threads had stored from it when dS' was there
+    commit_copies();
+    clear(dk);
+    clear(dv);
+    step.add(dk, dv, dq, share, change, own);
+    __syncthreads();  // queries and dS' have been read
+    store(q, dq, p.scale, p.grad_query, i);
+
+    if constexpr (kSorted) sorted = previous;
+    previous = own;
+    own = freed;
+  }
+}
+
+}  // namespace sinkhorn::cuda
