@@ -18,10 +18,14 @@ namespace {
 bool covers_attention(const AttentionCall&) { return false; }
 void launch_attention_fwd(const AttentionCall&, Stream) { absent(); }
 void launch_attention_bwd(const AttentionCall&, Stream) { absent(); }
+int sortcut_splits(const AttentionCall&) { absent(); }
 
 void launch_select(const AttentionCall&, void*, Stream) { absent(); }
 void launch_weight(const AttentionCall&, Stream) { absent(); }
 void launch_sort(const AttentionCall&, const void*, Stream) { absent(); }
+bool sorts_few(const AttentionCall&) { return false; }
+int sort_few_splits(const AttentionCall&) { absent(); }
+void launch_sort_few(const AttentionCall&, float*, int, Stream) { absent(); }
 void launch_sort_repair(const AttentionCall&, Stream) { absent(); }
 int undo_splits(const AttentionCall&) { absent(); }
 void launch_undo(const AttentionCall&, const void*, float*, int, Stream) { absent(); }

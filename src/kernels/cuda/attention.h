@@ -72,6 +72,10 @@ bool covers_attention(const AttentionCall& call);
 // out, stats and, with combine = outputs, sorted_out; the sorted blocks are read.
 void launch_attention_fwd(const AttentionCall& call, Stream stream);
 
+// In how many parts sortcut's backward adds up the gradients of sorted positions: `splits`. By the
+// sizes alone, so that sums are added in the same order every time.
+int sortcut_splits(const AttentionCall& call);
+
 // grad_query; grad_key and grad_value, the local term's part (left alone in sortcut, whose keys are
 // read through the sort only); the gradients of the sorted blocks and of their weights.
 void launch_attention_bwd(const AttentionCall& call, Stream stream);

@@ -1,7 +1,8 @@
 #include <algorithm>
 
 #include "kernels/cuda/attention_bwd_parts.cuh"
-#include "kernels/cuda/attention_launch.cuh"
+#include "kernels/cuda/attention_cut.cuh"
+#include "kernels/cuda/partial_sums.cuh"
 
 namespace sinkhorn::cuda {
 namespace {
@@ -32,16 +33,21 @@ void launch_parts(const AttentionCall& call, Stream stream) {
   if (call.splits > 1) {
     const int64_t size =
         static_cast<int64_t>(call.batch) * call.heads * call.rows * call.block * call.width;
-    launch("attention_bwd_reduce", attention_bwd_reduce_kernel<T>,
-           dim3(static_cast<unsigned>((2 * size + 255) / 256)), 256, 0, stream, call.partial,
-           call.splits, size, static_cast<T*>(call.grad_sorted_key),
-           static_cast<T*>(call.grad_sorted_value));
+    launch_partial_sums<T>("attention_bwd_reduce", call.partial, call.splits, size,
+                           call.grad_sorted_key, call.grad_sorted_value, stream);
   }
 }
 
 }  // namespace
 
+int sortcut_splits(const AttentionCall& call) {
+  constexpr int kQueriesOfSplit = 1024, kMost = 64;
+  if (covers_cut(call)) return bwd_cut_splits(call);
+  return std::clamp(call.queries / kQueriesOfSplit, 1, kMost);
+}
+
 void launch_attention_bwd(const AttentionCall& call, Stream stream) {
+  if (covers_cut(call)) return launch_attention_bwd_cut(call, stream);
   if (bwd_pair(call)) return launch_attention_bwd_pair(call, stream);
   if (bwd_together(call)) return launch_attention_bwd_together(call, stream);
   if (bwd_walk(call)) return launch_attention_bwd_walk(call, stream);

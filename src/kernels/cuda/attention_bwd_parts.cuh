@@ -324,19 +324,4 @@ __global__ void __launch_bounds__(kThreads, E::kWidth <= 64 ? 3 : 1)
   }
 }
 
-// The partial sums of sortcut's sorted positions added up, in order.
-template <class T>
-__global__ void __launch_bounds__(256)
-    attention_bwd_reduce_kernel(const float* partial, int splits, int64_t size, T* key, T* value) {
-  const int64_t i = static_cast<int64_t>(blockIdx.x) * 256 + threadIdx.x;
-  if (i >= 2 * size) return;
-  float total = 0.0f;
-  for (int split = 0; split < splits; ++split) total += partial[split * 2 * size + i];
-  if (i < size) {
-    key[i] = from_float<T>(total);
-  } else {
-    value[i - size] = from_float<T>(total);
-  }
-}
-
 }  // namespace sinkhorn::cuda

@@ -1,5 +1,5 @@
+#include "kernels/cuda/attention_cut.cuh"
 #include "kernels/cuda/attention_fwd.cuh"
-#include "kernels/cuda/attention_launch.cuh"
 
 namespace sinkhorn::cuda {
 
@@ -10,6 +10,7 @@ bool covers_attention(const AttentionCall& call) {
 }
 
 void launch_attention_fwd(const AttentionCall& call, Stream stream) {
+  if (covers_cut(call)) return launch_attention_fwd_cut(call, stream);
   if (fwd_plain(call)) return launch_attention_fwd_plain(call, stream);
   const dim3 grid(tiles_of(call.queries), call.heads, call.batch);
   for_engine(call, [&]<class E>() {

@@ -7,6 +7,7 @@ namespace sinkhorn::cuda {
 namespace {
 
 constexpr int kWide = 256;
+constexpr int64_t kZeroedApart = 1 << 20;  // numbers of dR worth a step of their own to clear
 
 // A thread eight numbers of a row of the selected matrix. Grid: rows, heads.
 template <class T>
@@ -199,6 +200,7 @@ void launch_sort_repair(const AttentionCall& call, Stream stream) {
 }
 
 int undo_splits(const AttentionCall& call) {
+  if (sorts_few(call)) return undo_few_splits(call);
   if (call.blocks <= kSmallBlocks) return undo_small_splits(call);
   const int64_t heads = static_cast<int64_t>(call.batch) * call.heads;
   const int columns = 2 * ((call.block * call.width + kSortDepth - 1) / kSortDepth);
@@ -208,6 +210,7 @@ int undo_splits(const AttentionCall& call) {
 
 void launch_undo(const AttentionCall& call, const void* selected, float* partial, int splits,
                  Stream stream) {
+  if (sorts_few(call)) return launch_undo_few(call, partial, stream);
   if (call.blocks <= kSmallBlocks) {
     return launch_undo_small(call, partial, splits, stream);
   }
@@ -223,8 +226,12 @@ void launch_undo(const AttentionCall& call, const void* selected, float* partial
 
 void launch_sort_grad(const AttentionCall& call, const float* partial, int splits,
                       int weight_splits, void* grad_sort, Stream stream) {
-  const dim3 grid(pieces_of(call.blocks), call.blocks, call.batch * call.heads);
+  // Where few of many rows were sorted, the others are zeros of one stretch.
+  const int64_t size = static_cast<int64_t>(call.batch) * call.heads * call.blocks * call.blocks;
+  const bool apart = call.rows < call.blocks && size >= kZeroedApart;
+  const dim3 grid(pieces_of(call.blocks), apart ? call.rows : call.blocks, call.batch * call.heads);
   const auto finish = [&]<class S>() {
+    if (apart) check(cudaMemsetAsync(grad_sort, 0, size * sizeof(S), stream), "sort_grad");
     launch("sort_grad", sort_grad_kernel<S>, grid, std::min(kWide, call.blocks), 0, stream, call,
            partial, splits, weight_splits, static_cast<S*>(grad_sort));
   };

@@ -36,7 +36,16 @@ void launch_undo(const AttentionCall& call, const void* selected, float* partial
 void launch_sort_grad(const AttentionCall& call, const float* partial, int splits,
                       int weight_splits, void* grad_sort, Stream stream);
 
-// What these choose for heads of few blocks.
+// The sort of few rows (sort_few.cuh): whether these do it; then `selected` is not read, and
+// launch_undo does the undoing. partial [splits, 2, B, H, rows * b, D], for more than one split.
+constexpr int kFewRows = 8;
+bool sorts_few(const AttentionCall& call);
+int sort_few_splits(const AttentionCall& call);
+void launch_sort_few(const AttentionCall& call, float* partial, int splits, Stream stream);
+
+// What these choose for few rows, and for heads of few blocks.
+int undo_few_splits(const AttentionCall& call);
+void launch_undo_few(const AttentionCall& call, float* partial, Stream stream);
 void launch_sort_small(const AttentionCall& call, Stream stream);
 void launch_undo_small(const AttentionCall& call, float* partial, int splits, Stream stream);
 int undo_small_splits(const AttentionCall& call);

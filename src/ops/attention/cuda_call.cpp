@@ -21,8 +21,6 @@ namespace {
 // From this many blocks on the library's products are faster than ours, though ours leave out what
 // may not be read.
 constexpr int kLibraryBlocks = 129;
-// Queries that one part of sortcut's gradient of the sorted positions adds up.
-constexpr int kQueriesOfSplit = 1024;
 
 bool aligned(const Tensor& x) {
   if (x.stride(-1) != 1 || reinterpret_cast<uintptr_t>(x.const_data_ptr()) % 16 != 0) return false;
@@ -160,7 +158,8 @@ Tensor CudaAttention::in_blocks(const Tensor& x) const {
 }
 
 Tensor CudaAttention::select() const {
-  if (call.blocks <= cuda::kSmallBlocks) return at::empty({0}, query_.options());
+  const bool needed = call.blocks > cuda::kSmallBlocks && !cuda::sorts_few(call);
+  if (!needed) return at::empty({0}, query_.options());
   const Tensor selected =
       at::empty({int64_t{call.batch} * call.heads, call.rows, cuda::selected_pitch(call.blocks)},
                 query_.options());
@@ -171,6 +170,16 @@ Tensor CudaAttention::select() const {
 void CudaAttention::sort_blocks(Tensor& sorted_key, Tensor& sorted_value) const {
   const cuda::Stream stream = current_stream(query_);
   if (weighs()) cuda::launch_weight(call, stream);
+  if (cuda::sorts_few(call)) {
+    const int splits = cuda::sort_few_splits(call);
+    Tensor partial;
+    if (splits > 1) {
+      partial = at::empty({splits, 2, call.batch, call.heads, call.rows, call.block, call.width},
+                          query_.options().dtype(at::kFloat));
+    }
+    return cuda::launch_sort_few(call, splits > 1 ? partial.data_ptr<float>() : nullptr, splits,
+                                 stream);
+  }
   const Tensor selected = select();
   if (!by_library()) return cuda::launch_sort(call, selected.const_data_ptr(), stream);
   const Tensor matrix = selected.narrow(2, 0, call.blocks);
@@ -243,7 +252,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> CudaAttention::backward(
   call.delta = delta.data_ptr<float>();
   Tensor partial, weight_gradient;
   if (sorts) {
-    if (call.sortcut) call.splits = std::clamp(call.queries / kQueriesOfSplit, 1, 64);
+    if (call.sortcut) call.splits = cuda::sortcut_splits(call);
     grad_sorted_key_ = at::empty_like(sorted_key_);
     grad_sorted_value_ = at::empty_like(sorted_value_);
     call.grad_sorted_key = grad_sorted_key_.data_ptr();
