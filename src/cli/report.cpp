@@ -28,7 +28,7 @@ struct ReportOptions {
 
 // Where runs and result files were found, and what they are called on the page.
 struct Found {
-  std::vector<std::pair<std::string, fs::path>> runs;
+  std::vector<std::pair<std::string, fs::path>> runs;  // by their place under what was named
   std::vector<fs::path> results;
 };
 
@@ -70,11 +70,6 @@ Found find_all(const std::vector<fs::path>& places) {
     } else {
       search(place, "", found);
     }
-  }
-  std::map<std::string, int> uses;
-  for (const auto& [name, path] : found.runs) ++uses[name];
-  for (auto& [name, path] : found.runs) {
-    if (uses[name] > 1) name = path.string();
   }
   return found;
 }
@@ -125,13 +120,7 @@ class Gatherer {
     try {
       const auto table = report::read_results(models::read_text(path));
       if (!table) return;
-      for (const report::ResultRow& row : table->rows) {
-        for (const report::ResultCell& cell : row.cells) {
-          if (!cell.run.empty()) {
-            tables_of_[fs::weakly_canonical(path.parent_path() / cell.run)] = table->title;
-          }
-        }
-      }
+      remember_places(*table, path.parent_path());
       page.tables.push_back(*table);
     } catch (const Error& error) {
       const std::string reason = error.what(), place = path.string();
@@ -152,18 +141,62 @@ class Gatherer {
     report::Run run;
     run.name = name;
     run.group = task_words(config.task);
-    const auto table = tables_of_.find(fs::weakly_canonical(folder));
-    if (table != tables_of_.end()) run.group = table->second + ": " + run.group;
+    const bool trial = name_by_table(folder, run);
     run.attention = attention_words(config.model);
     run.wanted = config.train.steps;
     add_history(folder, run);
-    if (options_.samples > 0) add_look(folder, config, run);
-    if (run.opened || !run.curves.empty()) page.runs.push_back(std::move(run));
+    if (options_.samples > 0 && !trial) add_look(folder, config, run);
+    if (run.opened || !run.curves.empty()) {
+      page.runs.push_back(std::move(run));
+      folders_.push_back(folder.string());
+    }
+  }
+
+  // Runs that would have one name get their folders'.
+  void make_names_unique() {
+    std::map<std::string, int> uses;
+    for (const report::Run& run : page.runs) ++uses[run.name];
+    for (size_t i = 0; i < page.runs.size(); ++i) {
+      if (uses[page.runs[i].name] > 1) page.runs[i].name = folders_[i];
+    }
   }
 
   report::Page page;
 
  private:
+  struct Place {
+    std::string table, row;
+  };
+
+  // The folder above a cell's run holds the runs of all its seeds.
+  void remember_places(const report::ResultTable& table, const fs::path& folder) {
+    for (const report::ResultRow& row : table.rows) {
+      for (const report::ResultCell& cell : row.cells) {
+        if (cell.run.empty()) continue;
+        const fs::path run = fs::weakly_canonical(folder / cell.run);
+        const std::string variant = run.parent_path().extension().string();
+        places_[run.parent_path()] = {table.title,
+                                      row.name + (variant.empty() ? "" : " " + variant.substr(1))};
+      }
+    }
+  }
+
+  // Groups and names a run by the row of the table it belongs to. True for what lies deeper than a
+  // row's own runs: a trial to choose by, shown by its curves alone.
+  bool name_by_table(const fs::path& folder, report::Run& run) const {
+    const fs::path whole = fs::weakly_canonical(folder);
+    for (fs::path above = whole.parent_path(); above.has_relative_path();
+         above = above.parent_path()) {
+      const auto found = places_.find(above);
+      if (found == places_.end()) continue;
+      const bool trial = above != whole.parent_path();
+      run.group = found->second.table + (trial ? ", trials: " : ": ") + run.group;
+      run.name = found->second.row + ", " + whole.lexically_relative(above).string();
+      return trial;
+    }
+    return false;
+  }
+
   void problem(const std::string& text) {
     const std::string line = text.substr(0, text.find('\n'));
     std::cerr << "sinkhorn: " << line << "\n";
@@ -202,7 +235,8 @@ class Gatherer {
   }
 
   const ReportOptions& options_;
-  std::map<fs::path, std::string> tables_of_;  // a run's folder, the title of its table
+  std::map<fs::path, Place> places_;  // what row the runs in a folder are of
+  std::vector<std::string> folders_;  // of the page's runs
 };
 
 std::string written_words() {
@@ -227,6 +261,7 @@ int run_report(const ReportOptions& options) {
   Gatherer gatherer(options);
   for (const fs::path& path : found.results) gatherer.add_results(path);
   for (const auto& [name, path] : found.runs) gatherer.add_run(name, path);
+  gatherer.make_names_unique();
   report::Page& page = gatherer.page;
   if (page.runs.empty() && page.tables.empty()) {
     throw Error(options.places.front().string() + (options.places.size() > 1 ? " and others" : "") +

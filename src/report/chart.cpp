@@ -199,9 +199,7 @@ std::string line_chart(const Chart& chart) {
     }
   }
   if (steps.empty() || values.empty()) return "";
-  const double last = std::max(steps.high, steps.low + 1);
-  const Axis x{std::min(steps.low, last * 0.1) < last * 0.1 ? 0 : steps.low, last, kLeft,
-               kWidth - kRight};
+  const Axis x{std::min(0.0, steps.low), std::max(steps.high, 1.0), kLeft, kWidth - kRight};
   const Axis y = value_axis(values);
   const std::string title = escape(chart.title);
   std::string svg = "<figure class=\"chart\"><figcaption>" + title +

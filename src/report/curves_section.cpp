@@ -8,7 +8,7 @@
 namespace sinkhorn::report {
 namespace {
 
-constexpr size_t kMostValidCharts = 2;  // beside the training loss
+constexpr size_t kMostValidCharts = 3;  // beside the training loss
 constexpr size_t kMostFigures = 3;      // of the test split, in the table
 
 using Runs = std::vector<const Run*>;
@@ -65,6 +65,14 @@ std::string charts(const Runs& runs) {
   return html.empty() ? "" : "<div class=\"charts\">" + html + "</div>";
 }
 
+bool is_percentage(const std::string& name) {
+  return name == "exact_match" || name == "accuracy" || name == "token_accuracy";
+}
+
+std::string figure_text(const std::string& name, double value) {
+  return fixed(value, is_percentage(name) || name == "perplexity" ? 2 : 4);
+}
+
 std::string run_row(const Run& run, int style, const std::vector<std::string>& figures) {
   std::string html = "<tr><th scope=\"row\">" + line_swatch(style) + escape(run.name) +
                      "</th><td>" + escape(run.attention) + "</td><td class=\"number\">" +
@@ -77,8 +85,8 @@ std::string run_row(const Run& run, int style, const std::vector<std::string>& f
   for (const std::string& name : figures) {
     const Curve* curve = find_curve(run, "test", name);
     const bool known = curve != nullptr && !curve->points.empty();
-    html +=
-        "<td class=\"number\">" + (known ? significant(curve->points.back().value) : "") + "</td>";
+    html += "<td class=\"number\">" + (known ? figure_text(name, curve->points.back().value) : "") +
+            "</td>";
   }
   return html + "</tr>";
 }
@@ -104,8 +112,7 @@ std::string run_table(const Runs& runs) {
 std::string figure_title(const std::string& name) {
   std::string title = name;
   std::replace(title.begin(), title.end(), '_', ' ');
-  const bool share = name == "exact_match" || name == "accuracy" || name == "token_accuracy";
-  return share ? title + ", %" : title;
+  return is_percentage(name) ? title + ", %" : title;
 }
 
 std::string curves_section(const std::vector<Run>& runs) {

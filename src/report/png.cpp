@@ -43,44 +43,38 @@ void check_size(const Image& image) {
   }
 }
 
-png_image header_of(const Image& image) {
-  check_size(image);
+png_image header_of(int64_t width, int64_t height, png_uint_32 format) {
   png_image header{};
   header.version = PNG_IMAGE_VERSION;
-  header.width = static_cast<png_uint_32>(image.width);
-  header.height = static_cast<png_uint_32>(image.height);
-  header.format = PNG_FORMAT_RGB;
+  header.width = static_cast<png_uint_32>(width);
+  header.height = static_cast<png_uint_32>(height);
+  header.format = format;
   return header;
+}
+
+void check_values(const std::vector<float>& values, int64_t rows, int64_t columns, int64_t scale) {
+  if (rows >= 1 && columns >= 1 && scale >= 1 &&
+      values.size() == static_cast<size_t>(rows * columns)) {
+    return;
+  }
+  throw Error("a heat map of " + std::to_string(rows) + " x " + std::to_string(columns) +
+              " entries, " + std::to_string(scale) + " pixels each, cannot show " +
+              std::to_string(values.size()) + " values");
 }
 
 }  // namespace
 
 void write_png(const std::filesystem::path& path, const Image& image) {
-  png_image header = header_of(image);
+  check_size(image);
+  png_image header = header_of(image.width, image.height, PNG_FORMAT_RGB);
   errno = 0;
   if (!png_image_write_to_file(&header, path.c_str(), 0, image.rgb.data(), 0, nullptr)) {
     refuse(path, errno != 0 ? std::strerror(errno) : header.message);
   }
 }
 
-std::string encode_png(const Image& image) {
-  png_image header = header_of(image);
-  png_alloc_size_t size = PNG_IMAGE_PNG_SIZE_MAX(header);
-  std::string encoded(size, '\0');
-  if (!png_image_write_to_memory(&header, encoded.data(), &size, 0, image.rgb.data(), 0, nullptr)) {
-    throw Error(std::string("a picture cannot be encoded: ") + header.message);
-  }
-  encoded.resize(size);
-  return encoded;
-}
-
 Image heat_map(const std::vector<float>& values, int64_t rows, int64_t columns, int64_t scale) {
-  if (rows < 1 || columns < 1 || scale < 1 ||
-      values.size() != static_cast<size_t>(rows * columns)) {
-    throw Error("a heat map of " + std::to_string(rows) + " x " + std::to_string(columns) +
-                " entries, " + std::to_string(scale) + " pixels each, cannot show " +
-                std::to_string(values.size()) + " values");
-  }
+  check_values(values, rows, columns, scale);
   Image image{columns * scale, rows * scale, {}};
   image.rgb.reserve(static_cast<size_t>(image.width * image.height * 3));
   for (int64_t y = 0; y < image.height; ++y) {
@@ -90,6 +84,35 @@ Image heat_map(const std::vector<float>& values, int64_t rows, int64_t columns, 
     }
   }
   return image;
+}
+
+std::string heat_map_png(const std::vector<float>& values, int64_t rows, int64_t columns) {
+  check_values(values, rows, columns, 1);
+  constexpr int kLevels = 256;
+  std::vector<uint8_t> palette, pixels;
+  for (int level = 0; level < kLevels; ++level) {
+    const auto mixed = colour(static_cast<float>(level) / (kLevels - 1));
+    palette.insert(palette.end(), mixed.begin(), mixed.end());
+  }
+  for (const float value : values) {
+    const float share = value > 0 ? std::min(value, 1.0f) : 0.0f;
+    pixels.push_back(static_cast<uint8_t>(share * (kLevels - 1) + 0.5f));
+  }
+  png_image header = header_of(columns, rows, PNG_FORMAT_RGB_COLORMAP);
+  header.colormap_entries = kLevels;
+  png_alloc_size_t size = 0;
+  const auto encode = [&](void* into) {
+    return png_image_write_to_memory(&header, into, &size, 0, pixels.data(), 0, palette.data());
+  };
+  std::string encoded;
+  bool done = encode(nullptr) != 0;  // the size alone
+  if (done) {
+    encoded.resize(size);
+    done = encode(encoded.data()) != 0;
+  }
+  if (!done) throw Error(std::string("a picture cannot be encoded: ") + header.message);
+  encoded.resize(size);
+  return encoded;
 }
 
 Image grid(const std::vector<Image>& images, int64_t columns, int64_t gap) {

@@ -1,5 +1,6 @@
 #include "report/results.h"
 
+#include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
 
@@ -39,7 +40,13 @@ ResultCell cell_of(const json& object) {
   cell.paper = optional_number(object, "paper");
   cell.seeds = value_or(object, "seeds", std::vector<double>{});
   cell.steps = value_or<int64_t>(object, "steps", 0);
+  cell.scale = value_or<std::string>(object, "scale", "");
   cell.data = value_or<std::string>(object, "data", "");
+  if (const auto tuned = object.find("tuned"); tuned != object.end() && tuned->is_object()) {
+    for (const auto& [name, value] : tuned->items()) {
+      cell.tuned += (cell.tuned.empty() ? "tuned: " : ", ") + name + " " + value.dump();
+    }
+  }
   cell.leaks = value_or(object, "leaks", false);
   cell.run = value_or<std::string>(object, "run", "");
   cell.seconds = value_or(object, "seconds", 0.0);
@@ -52,6 +59,7 @@ ResultTable table_of(const json& object) {
   ResultTable table;
   table.table = object.at("table").get<std::string>();
   table.title = value_or<std::string>(object, "title", table.table);
+  table.note = value_or<std::string>(object, "note", "");
   table.scale = value_or<std::string>(object, "scale", "");
   table.commit = value_or<std::string>(object, "commit", "");
   table.device = value_or<std::string>(object, "device", "");
@@ -59,7 +67,10 @@ ResultTable table_of(const json& object) {
   for (const json& entry : object.at("rows")) {
     ResultRow row{
         entry.at("name").get<std::string>(), value_or<std::string>(entry, "role", ""), {}};
-    for (const json& cell : entry.at("cells")) row.cells.push_back(cell_of(cell));
+    for (const json& cell : entry.at("cells")) {
+      row.cells.push_back(cell_of(cell));
+      if (row.cells.back().scale == table.scale) row.cells.back().scale = "";
+    }
     if (row.cells.size() != table.columns.size()) {
       throw Error("row \"" + row.name + "\" has " + std::to_string(row.cells.size()) +
                   " cells for " + std::to_string(table.columns.size()) + " columns");
@@ -85,20 +96,18 @@ std::optional<ResultTable> read_results(std::string_view text) {
   }
 }
 
-std::optional<size_t> best_row(const ResultTable& table, size_t column) {
-  std::optional<size_t> best;
-  double best_value = 0;
-  for (size_t r = 0; r < table.rows.size(); ++r) {
-    const ResultCell& cell = table.rows[r].cells[column];
-    if (!cell.value || cell.leaks || !std::isfinite(*cell.value)) continue;
-    const bool better =
-        table.columns[column].high_is_better ? *cell.value > best_value : *cell.value < best_value;
-    if (!best || better) {
-      best = r;
-      best_value = *cell.value;
-    }
-  }
-  return best;
+bool is_best(const ResultTable& table, size_t row, size_t column) {
+  const double unit = std::pow(10, table.columns[column].digits);
+  const auto ranked = [&](const ResultRow& of) -> std::optional<double> {
+    const ResultCell& cell = of.cells[column];
+    if (!cell.value || cell.leaks || !std::isfinite(*cell.value)) return std::nullopt;
+    const double printed = std::round(*cell.value * unit);
+    return table.columns[column].high_is_better ? printed : -printed;
+  };
+  const auto own = ranked(table.rows[row]);
+  return own && std::none_of(table.rows.begin(), table.rows.end(), [&](const ResultRow& other) {
+           return ranked(other).value_or(*own) > *own;
+         });
 }
 
 }  // namespace sinkhorn::report

@@ -19,7 +19,9 @@ struct ResultCell {
   std::optional<double> value, paper;
   std::vector<double> seeds;  // the figure of each seed; value is their mean
   int64_t steps = 0;
+  std::string scale;   // "" or where it differs from the table's
   std::string data;    // "stand-in: ...", "subset: ...", "" for the paper's own
+  std::string tuned;   // "" or what was picked on held-out data
   bool leaks = false;  // the future leaks into it: shown, never ranked
   std::string run;     // folder of the run, relative to the file
   double seconds = 0, tokens_per_second = 0, peak_memory = 0;
@@ -31,7 +33,7 @@ struct ResultRow {
 };
 
 struct ResultTable {
-  std::string table, title, scale, commit, device;
+  std::string table, title, note, scale, commit, device;
   std::vector<ResultColumn> columns;
   std::vector<ResultRow> rows;
 };
@@ -40,7 +42,7 @@ struct ResultTable {
 // or a table that breaks off or contradicts itself.
 std::optional<ResultTable> read_results(std::string_view text);
 
-// The row whose figure is best in a column, of those that have one and do not leak.
-std::optional<size_t> best_row(const ResultTable& table, size_t column);
+// Whether a row's figure is the best of a column, as printed, among those that do not leak.
+bool is_best(const ResultTable& table, size_t row, size_t column);
 
 }  // namespace sinkhorn::report

@@ -1,6 +1,5 @@
 // The sorting matrices: how sharp, what they read, and heat maps, layer by layer.
 #include <algorithm>
-#include <map>
 
 #include "report/html.h"
 #include "report/png.h"
@@ -10,7 +9,7 @@ namespace sinkhorn::report {
 namespace {
 
 constexpr size_t kMostOpen = 16;               // matrices of a run shown unfolded
-constexpr int64_t kMostHoverRows = 64;         // rows of a map that tell what they read
+constexpr int64_t kMostHoverRows = 32;         // rows of a map that tell what they read
 constexpr int64_t kMostDestinations = 32;      // rows of the table of sources
 constexpr size_t kMostSources = 3;             // of a destination
 constexpr double kLeastShare = 0.1;            // of a source worth naming
@@ -31,8 +30,7 @@ std::string sources_text(const SortMatrix& matrix, int64_t destination) {
 // One picture element an entry; over it a strip a row that says what the row reads.
 std::string heat_map_svg(const SortMatrix& matrix) {
   const std::string size = std::to_string(matrix.blocks);
-  const std::string picture =
-      base64(encode_png(heat_map(matrix.r, matrix.blocks, matrix.blocks, 1)));
+  const std::string picture = base64(heat_map_png(matrix.r, matrix.blocks, matrix.blocks));
   std::string svg = "<svg class=\"map\" viewBox=\"0 0 " + size + " " + size +
                     "\" role=\"img\" aria-label=\"sorting matrix of head " +
                     std::to_string(matrix.head) + "\"><image width=\"" + size + "\" height=\"" +
@@ -75,13 +73,18 @@ std::string sources_table(const Heads& heads) {
   return html + "</tbody></table></div></details>";
 }
 
+// Matrices come layer by layer, the encoder's first.
 std::string layers_of(const Run& run) {
-  std::map<std::pair<std::string, int64_t>, Heads> layers;
-  for (const SortMatrix& matrix : run.sorts)
-    layers[{matrix.stack, matrix.layer}].push_back(&matrix);
   std::string html;
-  for (const auto& [place, heads] : layers) {
-    html += "<h4>" + escape(place.first) + ", layer " + std::to_string(place.second) +
+  for (size_t first = 0; first < run.sorts.size();) {
+    const SortMatrix& place = run.sorts[first];
+    Heads heads;
+    for (; first < run.sorts.size() && run.sorts[first].stack == place.stack &&
+           run.sorts[first].layer == place.layer;
+         ++first) {
+      heads.push_back(&run.sorts[first]);
+    }
+    html += "<h4>" + escape(place.stack) + ", layer " + std::to_string(place.layer) +
             "</h4><div class=\"maps\">";
     for (const SortMatrix* head : heads) html += figure_of(*head);
     html += "</div>" + sources_table(heads);
@@ -94,7 +97,7 @@ std::string colour_key() {
   std::vector<float> ramp;
   for (int i = 0; i < 64; ++i) ramp.push_back(static_cast<float>(i) / 63);
   return "<span class=\"key\">0 <img alt=\"dark to light\" src=\"data:image/png;base64," +
-         base64(encode_png(heat_map(ramp, 1, 64, 1))) + "\"> 1</span>";
+         base64(heat_map_png(ramp, 1, 64)) + "\"> 1</span>";
 }
 
 std::string summary_row(const Run& run) {

@@ -52,6 +52,7 @@ thead th { font-weight: 500; color: var(--quiet); font-size: .82rem; vertical-al
 tbody th { font-weight: 500; white-space: nowrap; }
 .number { text-align: right; white-space: nowrap; }
 thead th.number { white-space: normal; }
+.results thead th.number { padding-right: 1.1rem; }
 tbody tr:last-child > * { border-bottom: 0; }
 
 table.results .group { text-align: center; border-bottom: 0; padding-bottom: 0; color: var(--ink); }
@@ -61,7 +62,8 @@ table.results .leaks { color: var(--quiet); font-style: italic; }
 .tag { font-size: .75rem; color: var(--quiet); border: 1px solid var(--rule); border-radius: 9px;
   padding: 0 .5rem; margin-left: .5rem; white-space: nowrap; font-weight: 400; font-style: normal; }
 .tag.future { color: var(--wrong); border-color: var(--wrong); }
-.note { font-size: .82rem; color: var(--quiet); min-width: 11rem; }
+.note { font-size: .82rem; color: var(--quiet); min-width: 12rem; padding-left: 1.2rem; }
+.costs { margin-top: .9rem; font-size: .85rem; }
 
 .charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 23rem), 1fr));
   gap: 1.5rem 2rem; margin: 1rem 0 .5rem; }
@@ -126,7 +128,9 @@ mark { background: var(--mark); color: inherit; border-radius: 2px; padding: 0 .
   section { margin-top: 3rem; }
   .sample { grid-template-columns: 1fr; gap: .1rem; }
   .sample dd { margin-bottom: .6rem; }
-  .track { width: 5rem; }
+  .track { width: 3.5rem; }
+  tbody th { white-space: normal; overflow-wrap: anywhere; min-width: 6.5rem; }
+  .tag { margin-left: 0; margin-right: .3rem; }
 }
 @media print {
   #theme, nav { display: none; }

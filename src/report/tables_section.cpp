@@ -26,7 +26,10 @@ double deviation(const std::vector<double>& values) {
 std::string note_of(const ResultCell& cell) {
   if (!cell.value) return "";
   std::string note = with_unit(cell.steps, "step");
-  if (!cell.data.empty()) note += ", " + cell.data;
+  if (!cell.scale.empty()) note = "scale " + cell.scale + ", " + note;
+  for (const std::string& more : {cell.tuned, cell.data}) {
+    if (!more.empty()) note += ", " + more;
+  }
   return note;
 }
 
@@ -88,7 +91,7 @@ std::string row_html(const ResultTable& table, size_t r, bool notes) {
   }
   html += "</th>";
   for (size_t c = 0; c < table.columns.size(); ++c) {
-    html += cell_html(row.cells[c], table.columns[c], best_row(table, c) == r, has_paper(table, c));
+    html += cell_html(row.cells[c], table.columns[c], is_best(table, r, c), has_paper(table, c));
   }
   if (notes) {
     html += "<td class=\"note\">";
@@ -109,7 +112,7 @@ std::string head_html(const ResultTable& table, bool notes) {
     parts += "<th class=\"number ours\">here</th>";
     if (paper) parts += "<th class=\"number\">paper</th><th class=\"number\">difference</th>";
   }
-  if (notes) names += "<th rowspan=\"2\">how it was trained</th>";
+  if (notes) names += "<th class=\"note\" rowspan=\"2\">how it was trained</th>";
   return "<thead>" + names + "</tr>" + parts + "</tr></thead>";
 }
 
@@ -138,7 +141,8 @@ std::string costs_html(const ResultTable& table) {
   }
   if (!any) return "";
   std::string html =
-      "<details><summary class=\"quiet\">Time, speed and peak memory of each</summary>"
+      "<details class=\"costs\"><summary class=\"quiet\">Time, speed and peak memory of "
+      "each</summary>"
       "<div class=\"wide\"><table><thead><tr><th>model</th>";
   for (const ResultColumn& column : table.columns) html += "<th>" + escape(column.name) + "</th>";
   return html + "</tr></thead><tbody>" + rows + "</tbody></table></div></details>";
@@ -146,14 +150,15 @@ std::string costs_html(const ResultTable& table) {
 
 std::string table_html(const ResultTable& table) {
   const std::string common = common_note(table);
-  std::string html = "<h3>" + escape(table.title) + "</h3><p class=\"quiet\">";
+  std::string html = "<h3>" + escape(table.title) + "</h3>";
+  if (!table.note.empty()) html += "<p>" + escape(table.note) + "</p>";
   const std::string facts[] = {table.scale.empty() ? "" : "scale " + table.scale, common,
                                table.device, table.commit.empty() ? "" : "commit " + table.commit};
   std::string joined;
   for (const std::string& fact : facts) {
     if (!fact.empty()) joined += (joined.empty() ? "" : " \xC2\xB7 ") + escape(fact);
   }
-  html += joined + "</p><div class=\"wide\"><table class=\"results\">" +
+  html += "<p class=\"quiet\">" + joined + "</p><div class=\"wide\"><table class=\"results\">" +
           head_html(table, common.empty()) + "<tbody>";
   for (size_t r = 0; r < table.rows.size(); ++r) html += row_html(table, r, common.empty());
   return html + "</tbody></table></div>" + costs_html(table);

@@ -44,10 +44,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Tiny runs of the three kinds of model, one with a hostile name, and a table of results."""
     folder = tmp_path_factory.mktemp("runs")
     data = tmp_path_factory.mktemp("data")
+    (folder / "sort").mkdir()
     steps = {"train.steps": 12, "train.log_every": 2, "train.eval_every": 4}
     train(folder / "sort" / "sinkhorn", sort_task(**steps))
     train(folder / "sort" / "full", sort_task(**steps, **{"attention.kind": "full"}))
-    texts = text_task(data / "text", **steps)
+    texts = text_task(data / "text", **steps, **{"task.length": 160})
     (data / "text" / "text.txt").write_text(f"one {HOSTILE} & two\n" * 200)
     train(folder / "text <b>&amp;", texts)
     train(folder / "classify", classify_task(data / "classify", **steps))
