@@ -2,11 +2,13 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <ctime>
+#include <functional>
 #include <iostream>
+#include <limits>
 #include <map>
-#include <nlohmann/json.hpp>
 
 #include "cli/commands.h"
+#include "cli/run_words.h"
 #include "models/files.h"
 #include "report/page.h"
 #include "sinkhorn/error.h"
@@ -71,45 +73,11 @@ Found find_all(const std::vector<fs::path>& places) {
       search(place, "", found);
     }
   }
+  // Tables before figures.
+  std::stable_partition(found.results.begin(), found.results.end(), [](const fs::path& path) {
+    return path.filename().string().starts_with("table");
+  });
   return found;
-}
-
-std::string task_words(const tasks::TaskConfig& task) {
-  if (task.name == "sort") {
-    return "sort: " + std::to_string(task.sort_symbols) + " symbols, lists of up to " +
-           std::to_string(task.sort_train_max) +
-           (task.sort_test_max != task.sort_train_max
-                ? " (test: " + std::to_string(task.sort_test_max) + ")"
-                : "");
-  }
-  std::string words = task.name;
-  if (!task.data.empty()) words += ": " + fs::path(task.data).filename().string();
-  if (task.length > 0) words += ", " + std::to_string(task.length) + " tokens";
-  return words;
-}
-
-std::string attention_words(const nn::AttentionConfig& attention) {
-  std::string words = attention.kind;
-  if (attention.kind == "sparse") return words + ", stride " + std::to_string(attention.stride);
-  if (attention.kind != "full") words += ", blocks of " + std::to_string(attention.block);
-  if (attention.kind == "sortcut") words += ", budget " + std::to_string(attention.budget);
-  if (attention.window > 0) words += ", window " + std::to_string(attention.window);
-  return words;
-}
-
-std::string attention_words(const models::ModelConfig& model) {
-  const std::string encoder = attention_words(model.encoder);
-  const std::string decoder = attention_words(model.decoder);
-  return encoder == decoder ? decoder : "encoder " + encoder + "; decoder " + decoder;
-}
-
-std::string device_words(const fs::path& run, const std::string& device) {
-  const auto facts = nlohmann::json::parse(models::read_text(run / "environment.json"), nullptr,
-                                           /*allow_exceptions=*/false);
-  if (!facts.is_object()) return device;
-  const std::string gpu = device.starts_with("cuda:") ? device : "cuda:0";
-  if (!device.starts_with("cpu") && facts.contains(gpu)) return facts.value(gpu, device);
-  return "CPU";
 }
 
 class Gatherer {
@@ -121,10 +89,9 @@ class Gatherer {
       const auto table = report::read_results(models::read_text(path));
       if (!table) return;
       remember_places(*table, path.parent_path());
-      page.tables.push_back(*table);
+      page_.tables.push_back(*table);
     } catch (const Error& error) {
-      const std::string reason = error.what(), place = path.string();
-      problem(reason.starts_with(place) ? reason : place + ": " + reason);
+      problem(path, error.what());
     }
   }
 
@@ -135,72 +102,96 @@ class Gatherer {
       config = read_config(folder / "config.ini",
                            {{"train.run", folder.string()}, {"train.device", "auto"}});
     } catch (const Error& error) {
-      problem(folder.string() + ": " + error.what());
+      problem(folder, error.what());
       return;
     }
-    report::Run run;
+    Entry entry{{}, folder.string(), "", std::numeric_limits<size_t>::max()};
+    report::Run& run = entry.run;
     run.name = name;
-    run.group = task_words(config.task);
-    const bool trial = name_by_table(folder, run);
-    run.attention = attention_words(config.model);
+    run.task = task_words(config.task);
+    const bool trial = name_by_table(folder, entry);
+    run.attention = attention_words(config);
+    run.leaks = leaks_future(config);
     run.wanted = config.train.steps;
     add_history(folder, run);
     if (options_.samples > 0 && !trial) add_look(folder, config, run);
-    if (run.opened || !run.curves.empty()) {
-      page.runs.push_back(std::move(run));
-      folders_.push_back(folder.string());
-    }
+    if (run.opened || !run.curves.empty()) runs_.push_back(std::move(entry));
   }
 
-  // Runs that would have one name get their folders'.
-  void make_names_unique() {
-    std::map<std::string, int> uses;
-    for (const report::Run& run : page.runs) ++uses[run.name];
-    for (size_t i = 0; i < page.runs.size(); ++i) {
-      if (uses[page.runs[i].name] > 1) page.runs[i].name = folders_[i];
-    }
+  // Runs in the order of their tables' rows; those of one name told apart by table or folder.
+  report::Page finish() {
+    std::stable_sort(runs_.begin(), runs_.end(),
+                     [](const Entry& a, const Entry& b) { return a.order < b.order; });
+    tell_apart([](const Entry& entry) {
+      return entry.table.empty() ? entry.folder : entry.table + ": " + entry.run.name;
+    });
+    tell_apart([](const Entry& entry) { return entry.folder; });
+    for (Entry& entry : runs_) page_.runs.push_back(std::move(entry.run));
+    return std::move(page_);
   }
-
-  report::Page page;
 
  private:
+  struct Entry {
+    report::Run run;
+    std::string folder, table;
+    size_t order;
+  };
   struct Place {
-    std::string table, row;
+    std::string table, title, row;
+    size_t order;  // of rows, through all tables
   };
 
-  // The folder above a cell's run holds the runs of all its seeds.
+  // A row's runs lie in one folder, one for each seed; a run of another name stands for itself.
   void remember_places(const report::ResultTable& table, const fs::path& folder) {
     for (const report::ResultRow& row : table.rows) {
       for (const report::ResultCell& cell : row.cells) {
         if (cell.run.empty()) continue;
         const fs::path run = fs::weakly_canonical(folder / cell.run);
-        const std::string variant = run.parent_path().extension().string();
-        places_[run.parent_path()] = {table.title,
-                                      row.name + (variant.empty() ? "" : " " + variant.substr(1))};
+        const bool seeded = run.filename().string().find("seed") != std::string::npos;
+        const fs::path place = seeded ? run.parent_path() : run;
+        const std::string variant = seeded ? place.extension().string() : "";
+        const std::string name = row.name + (variant.empty() ? "" : " " + variant.substr(1));
+        places_.try_emplace(place, Place{table.table, table.title, name, places_.size()});
       }
     }
   }
 
   // Groups and names a run by the row of the table it belongs to. True for what lies deeper than a
   // row's own runs: a trial to choose by, shown by its curves alone.
-  bool name_by_table(const fs::path& folder, report::Run& run) const {
+  bool name_by_table(const fs::path& folder, Entry& entry) const {
+    report::Run& run = entry.run;
     const fs::path whole = fs::weakly_canonical(folder);
-    for (fs::path above = whole.parent_path(); above.has_relative_path();
-         above = above.parent_path()) {
+    for (fs::path above = whole; above.has_relative_path(); above = above.parent_path()) {
       const auto found = places_.find(above);
       if (found == places_.end()) continue;
-      const bool trial = above != whole.parent_path();
-      run.group = found->second.table + (trial ? ", trials: " : ": ") + run.group;
-      run.name = found->second.row + ", " + whole.lexically_relative(above).string();
+      const Place& place = found->second;
+      const bool trial = above != whole && above != whole.parent_path();
+      const std::string rest = whole.lexically_relative(above).string();
+      const bool alone = rest == "." || (rest == "seed1" && !fs::exists(above / "seed2"));
+      run.table = place.title + (trial ? ", trials" : "");
+      run.name = place.row + (alone ? "" : ", " + rest);
+      entry.order = place.order;
+      entry.table = place.table;
       return trial;
     }
     return false;
   }
 
-  void problem(const std::string& text) {
-    const std::string line = text.substr(0, text.find('\n'));
+  void tell_apart(const std::function<std::string(const Entry&)>& longer) {
+    std::map<std::string, int> uses;
+    for (const Entry& entry : runs_) ++uses[entry.run.name];
+    for (Entry& entry : runs_) {
+      if (uses[entry.run.name] > 1) entry.run.name = longer(entry);
+    }
+  }
+
+  // One line, here and on the page, that begins with the place.
+  void problem(const fs::path& place, const std::string& reason) {
+    const std::string begin = place.string();
+    std::string line = reason.starts_with(begin) ? reason : begin + ": " + reason;
+    line = line.substr(0, line.find('\n'));
     std::cerr << "sinkhorn: " << line << "\n";
-    page.problems.push_back(line);
+    page_.problems.push_back(line);
   }
 
   void add_history(const fs::path& folder, report::Run& run) {
@@ -209,7 +200,7 @@ class Gatherer {
     run.steps = history.steps;
     run.tokens_per_second = history.tokens_per_second;
     run.peak_memory = history.peak_memory;
-    for (const std::string& line : history.problems) problem(folder.string() + ": " + line);
+    for (const std::string& line : history.problems) problem(folder, line);
     try {
       const auto trained = read_config(folder / "config.ini", {});
       run.device = device_words(folder, trained.train.device);
@@ -228,15 +219,15 @@ class Gatherer {
       run.sorts = std::move(look.inspection.sorts);
       run.samples = std::move(look.samples);
     } catch (const std::exception& error) {  // Torch's own, too
-      const std::string reason = error.what(), place = folder.string();
-      problem((reason.starts_with(place) ? reason : place + ": " + reason) +
-              "; no matrices and samples of it");
+      const std::string reason = error.what();
+      problem(folder, reason.substr(0, reason.find('\n')) + "; no matrices and samples of it");
     }
   }
 
   const ReportOptions& options_;
   std::map<fs::path, Place> places_;  // what row the runs in a folder are of
-  std::vector<std::string> folders_;  // of the page's runs
+  std::vector<Entry> runs_;
+  report::Page page_;
 };
 
 std::string written_words() {
@@ -261,8 +252,7 @@ int run_report(const ReportOptions& options) {
   Gatherer gatherer(options);
   for (const fs::path& path : found.results) gatherer.add_results(path);
   for (const auto& [name, path] : found.runs) gatherer.add_run(name, path);
-  gatherer.make_names_unique();
-  report::Page& page = gatherer.page;
+  report::Page page = gatherer.finish();
   if (page.runs.empty() && page.tables.empty()) {
     throw Error(options.places.front().string() + (options.places.size() > 1 ? " and others" : "") +
                 ": no run and no table of results that can be shown");

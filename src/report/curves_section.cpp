@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "report/chart.h"
+#include "report/groups.h"
 #include "report/html.h"
 #include "report/sections.h"
 
@@ -12,19 +13,6 @@ constexpr size_t kMostValidCharts = 3;  // beside the training loss
 constexpr size_t kMostFigures = 3;      // of the test split, in the table
 
 using Runs = std::vector<const Run*>;
-
-// Runs by group, groups in the order they first appear.
-std::vector<Runs> grouped(const std::vector<Run>& runs) {
-  std::vector<Runs> groups;
-  for (const Run& run : runs) {
-    const auto found = std::find_if(groups.begin(), groups.end(), [&](const Runs& group) {
-      return group.front()->group == run.group;
-    });
-    Runs& group = found != groups.end() ? *found : groups.emplace_back();
-    group.push_back(&run);
-  }
-  return groups;
-}
 
 // Names of a split's figures, in the order the runs have them.
 std::vector<std::string> figure_names(const Runs& runs, const std::string& split) {
@@ -75,7 +63,9 @@ std::string figure_text(const std::string& name, double value) {
 
 std::string run_row(const Run& run, int style, const std::vector<std::string>& figures) {
   std::string html = "<tr><th scope=\"row\">" + line_swatch(style) + escape(run.name) +
-                     "</th><td>" + escape(run.attention) + "</td><td class=\"number\">" +
+                     "</th><td>" + escape(run.attention) +
+                     (run.leaks ? "<span class=\"tag future\">leaks the future</span>" : "") +
+                     "</td><td class=\"number\">" +
                      (run.parameters > 0 ? counted(static_cast<double>(run.parameters)) : "") +
                      "</td><td class=\"number\">" + std::to_string(run.steps);
   if (run.steps < run.wanted) {
@@ -107,6 +97,43 @@ std::string run_table(const Runs& runs) {
   return html + "</tbody></table></div>";
 }
 
+// The task where the heading does not say it, and what its data is.
+std::string group_note(const Group& group) {
+  std::string note = group.table.empty() ? "" : escape(group.task);
+  for (const Run* run : group.runs) {
+    if (run->data_note.empty()) continue;
+    return note + (note.empty() ? "" : " \xC2\xB7 ") + "data: " + escape(run->data_note);
+  }
+  return note;
+}
+
+std::string bar(double value, double most, const std::string& text) {
+  if (!(value > 0)) return "<td class=\"bar\"></td>";
+  const int width = std::max(1, static_cast<int>(100 * value / most + 0.5));
+  return "<td class=\"bar\"><span class=\"track\"><span style=\"width:" + std::to_string(width) +
+         "%\"></span></span>" + text + "</td>";
+}
+
+// "" where nothing is known of speed and memory.
+std::string speed_table(const Runs& runs) {
+  double fastest = 0, largest = 0;
+  for (const Run* run : runs) {
+    fastest = std::max(fastest, run->tokens_per_second);
+    largest = std::max(largest, run->peak_memory);
+  }
+  if (fastest == 0 && largest == 0) return "";
+  std::string html =
+      "<div class=\"wide\"><table class=\"bars\"><thead><tr><th>run</th><th>tokens a second</th>"
+      "<th>peak memory</th><th>device</th></tr></thead><tbody>";
+  for (const Run* run : runs) {
+    html += "<tr><th scope=\"row\">" + escape(run->name) + "</th>" +
+            bar(run->tokens_per_second, fastest, counted(run->tokens_per_second)) +
+            bar(run->peak_memory, largest, bytes(run->peak_memory)) + "<td>" + escape(run->device) +
+            "</td></tr>";
+  }
+  return html + "</tbody></table></div>";
+}
+
 }  // namespace
 
 std::string figure_title(const std::string& name) {
@@ -118,40 +145,26 @@ std::string figure_title(const std::string& name) {
 std::string curves_section(const std::vector<Run>& runs) {
   if (runs.empty()) return "";
   std::string html = "<section id=\"curves\"><h2>Curves</h2>";
-  for (const Runs& group : grouped(runs)) {
-    html += "<h3>" + escape(group.front()->group) + "</h3>";
-    const std::string& note = group.front()->data_note;
-    if (!note.empty()) html += "<p class=\"quiet\">data: " + escape(note) + "</p>";
-    html += charts(group) + run_table(group);
+  for (const Group& group : grouped(runs)) {
+    html += group_heading(group) + "<p class=\"quiet\">" + group_note(group) + "</p>" +
+            charts(group.runs) + run_table(group.runs);
   }
   return html + "</section>";
 }
 
 std::string speed_section(const std::vector<Run>& runs) {
-  double fastest = 0, largest = 0;
-  for (const Run& run : runs) {
-    fastest = std::max(fastest, run.tokens_per_second);
-    largest = std::max(largest, run.peak_memory);
+  const std::vector<Group> groups = grouped(runs);
+  std::string html;
+  for (const Group& group : groups) {
+    const std::string table = speed_table(group.runs);
+    if (!table.empty()) html += (groups.size() > 1 ? group_heading(group) : "") + table;
   }
-  if (fastest == 0 && largest == 0) return "";
-  const auto bar = [](double value, double most, const std::string& text) -> std::string {
-    if (!(value > 0)) return "<td class=\"bar\"></td>";
-    return "<td class=\"bar\"><span class=\"track\"><span style=\"width:" +
-           std::to_string(std::max(1, static_cast<int>(100 * value / most + 0.5))) +
-           "%\"></span></span>" + text + "</td>";
-  };
-  std::string html =
-      "<section id=\"speed\"><h2>Speed and memory</h2><p class=\"quiet\">Training: target tokens a "
-      "second, the median over the run, and the most memory held at once, on the CPU by the whole "
-      "program.</p><div class=\"wide\"><table class=\"bars\"><thead><tr><th>run</th>"
-      "<th>tokens a second</th><th>peak memory</th><th>device</th></tr></thead><tbody>";
-  for (const Run& run : runs) {
-    html += "<tr><th scope=\"row\">" + escape(run.name) + "</th>" +
-            bar(run.tokens_per_second, fastest, counted(run.tokens_per_second)) +
-            bar(run.peak_memory, largest, bytes(run.peak_memory)) + "<td>" + escape(run.device) +
-            "</td></tr>";
-  }
-  return html + "</tbody></table></div></section>";
+  if (html.empty()) return "";
+  return "<section id=\"speed\"><h2>Speed and memory</h2><p class=\"quiet\">Training: target "
+         "tokens "
+         "a second, the median over the run, and the most memory held at once, on the CPU by the "
+         "whole program.</p>" +
+         html + "</section>";
 }
 
 }  // namespace sinkhorn::report

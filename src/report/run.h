@@ -32,8 +32,10 @@ struct Sample {
 
 struct Run {
   std::string name;       // unique on the page
-  std::string group;      // runs of one group share their charts: their figures compare
+  std::string table;      // the title of the table it belongs to, or ""
+  std::string task;       // runs of one table and task share their charts: their figures compare
   std::string attention;  // "sinkhorn, blocks of 8"
+  bool leaks = false;     // the future leaks into what it learns
   std::string device, data_note;
   int64_t parameters = 0;         // 0: not known
   int64_t steps = 0, wanted = 0;  // done, configured

@@ -1,6 +1,7 @@
 // Test examples beside what the models say to them.
 #include <sstream>
 
+#include "report/groups.h"
 #include "report/html.h"
 #include "report/sections.h"
 
@@ -49,16 +50,24 @@ std::string sample_html(const Sample& sample) {
   return html + "</dl>";
 }
 
+std::string run_details(const Run& run, bool open) {
+  std::string html = std::string("<details class=\"run\"") + (open ? " open" : "") + "><summary>" +
+                     escape(run.name) + "</summary>";
+  for (const Sample& sample : run.samples) html += sample_html(sample);
+  return html + "</details>";
+}
+
 }  // namespace
 
 std::string samples_section(const std::vector<Run>& runs) {
+  const std::vector<Group> groups = grouped(runs);
   std::string html;
-  for (const Run& run : runs) {
-    if (run.samples.empty()) continue;
-    html += std::string("<details class=\"run\"") + (html.empty() ? " open" : "") + "><summary>" +
-            escape(run.name) + "</summary>";
-    for (const Sample& sample : run.samples) html += sample_html(sample);
-    html += "</details>";
+  for (const Group& group : groups) {
+    std::string part;
+    for (const Run* run : group.runs) {
+      if (!run->samples.empty()) part += run_details(*run, html.empty() && part.empty());
+    }
+    if (!part.empty()) html += (groups.size() > 1 ? group_heading(group) : "") + part;
   }
   if (html.empty()) return "";
   return "<section id=\"samples\"><h2>Samples</h2><p class=\"quiet\">Examples of the test split, "

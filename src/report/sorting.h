@@ -12,7 +12,7 @@ namespace sinkhorn::report {
 struct SortFigures {
   double own = 0;        // mean share of the own block
   double previous = 0;   // of the block before
-  double elsewhere = 0;  // of all others: what a window could not give
+  double elsewhere = 0;  // of all others
   double largest = 0;    // of a row's largest entry: how sharp
   double entropy = 0;    // mean entropy of a row, in bits
 };

@@ -1,6 +1,7 @@
 // The sorting matrices: how sharp, what they read, and heat maps, layer by layer.
 #include <algorithm>
 
+#include "report/groups.h"
 #include "report/html.h"
 #include "report/png.h"
 #include "report/sections.h"
@@ -111,36 +112,51 @@ std::string summary_row(const Run& run) {
   return html + "</tr>";
 }
 
+std::string run_details(const Run& run, bool open) {
+  return std::string("<details class=\"run\"") + (open ? " open" : "") + "><summary>" +
+         escape(run.name) + " <span class=\"quiet\">" +
+         with_unit(static_cast<int64_t>(run.sorts.size()), "head") + ", " +
+         with_unit(run.sorts.front().blocks, "block") +
+         "</span></summary><p class=\"input\"><span class=\"quiet\">input:</span> " +
+         escape(shortened(run.input, 240)) + "</p>" + layers_of(run) + "</details>";
+}
+
+// The figures of a group's runs, then their pictures; "" where none sorts.
+std::string group_html(const Group& group, size_t& unfolded) {
+  std::string summary, pictures;
+  for (const Run* run : group.runs) {
+    if (run->sorts.empty()) continue;
+    summary += summary_row(*run);
+    unfolded += run->sorts.size();
+    pictures += run_details(*run, unfolded <= kMostOpen);
+  }
+  if (summary.empty()) return "";
+  return "<div class=\"wide\"><table><thead><tr><th>run</th><th class=\"number\">heads</th>"
+         "<th class=\"number\">largest</th><th class=\"number\">entropy, bits</th>"
+         "<th class=\"number\">own</th><th class=\"number\">previous</th>"
+         "<th class=\"number\">elsewhere</th></tr></thead><tbody>" +
+         summary + "</tbody></table></div>" + pictures;
+}
+
 }  // namespace
 
 std::string sorting_section(const std::vector<Run>& runs) {
-  std::string summary, pictures;
+  const std::vector<Group> groups = grouped(runs);
+  std::string html;
   size_t unfolded = 0;
-  for (const Run& run : runs) {
-    if (run.sorts.empty()) continue;
-    summary += summary_row(run);
-    const bool open = unfolded + run.sorts.size() <= kMostOpen;
-    unfolded += run.sorts.size();
-    pictures += std::string("<details class=\"run\"") + (open ? " open" : "") + "><summary>" +
-                escape(run.name) + " <span class=\"quiet\">" +
-                with_unit(static_cast<int64_t>(run.sorts.size()), "head") + ", " +
-                with_unit(run.sorts.front().blocks, "block") +
-                "</span></summary><p class=\"input\"><span class=\"quiet\">input:</span> " +
-                escape(shortened(run.input, 240)) + "</p>" + layers_of(run) + "</details>";
+  for (const Group& group : groups) {
+    const std::string part = group_html(group, unfolded);
+    if (!part.empty()) html += (groups.size() > 1 ? group_heading(group) : "") + part;
   }
-  if (summary.empty()) return "";
+  if (html.empty()) return "";
   return "<section id=\"sorting\"><h2>What is sorted where</h2><p>Each picture is one head&#39;s "
          "sorting matrix for one test example: a row is the block that reads, a column the block "
          "that is read, both from the first. " +
          colour_key() +
          "</p><p class=\"quiet\">Largest: the mean share of a row&#39;s largest entry, 100% for a "
          "hard permutation. Entropy: of a row, 0 for a hard one. Elsewhere: the mean share that is "
-         "neither the own block nor the one before, which a window could not give.</p>"
-         "<div class=\"wide\"><table><thead><tr><th>run</th><th class=\"number\">heads</th>"
-         "<th class=\"number\">largest</th><th class=\"number\">entropy, bits</th>"
-         "<th class=\"number\">own</th><th class=\"number\">previous</th>"
-         "<th class=\"number\">elsewhere</th></tr></thead><tbody>" +
-         summary + "</tbody></table></div>" + pictures + "</section>";
+         "neither the own block nor the one before.</p>" +
+         html + "</section>";
 }
 
 }  // namespace sinkhorn::report

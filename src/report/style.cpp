@@ -45,6 +45,7 @@ aside ul { margin: 0; padding-left: 1.1rem; }
 .wide { overflow-x: auto; margin: 1rem 0 0; }
 table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
 .wide > table { min-width: 100%; }
+.wide > table.results { min-width: 0; }
 th, td { padding: .5rem 1.1rem .5rem 0; text-align: left; vertical-align: baseline;
   border-bottom: 1px solid var(--rule); overflow-wrap: normal; }
 th:last-child, td:last-child { padding-right: .25rem; }
@@ -56,7 +57,8 @@ thead th.number { white-space: normal; }
 tbody tr:last-child > * { border-bottom: 0; }
 
 table.results .group { text-align: center; border-bottom: 0; padding-bottom: 0; color: var(--ink); }
-table.results .ours { padding-left: 1.1rem; padding-right: .6rem; }
+table.results .ours { padding-left: 1.3rem; padding-right: .7rem; }
+table.results .ours + td { padding-left: .7rem; }
 table.results .best { background: var(--best); border-radius: 4px; font-weight: 650; }
 table.results .leaks { color: var(--quiet); font-style: italic; }
 .tag { font-size: .75rem; color: var(--quiet); border: 1px solid var(--rule); border-radius: 9px;
@@ -68,7 +70,7 @@ table.results .leaks { color: var(--quiet); font-style: italic; }
 .charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 23rem), 1fr));
   gap: 1.5rem 2rem; margin: 1rem 0 .5rem; }
 figure { margin: 0; }
-.chart { max-width: 36rem; }
+.chart { max-width: 31rem; }
 .chart figcaption { font-size: .9rem; margin-bottom: .25rem; }
 .chart svg { display: block; width: 100%; height: auto; overflow: visible; }
 .grid line { stroke: var(--rule); }
@@ -96,6 +98,7 @@ td.bar:nth-of-type(2) .track span { background: var(--s4); }
 
 details.run { border-top: 1px solid var(--rule); padding: .8rem 0; margin-top: 1.2rem; }
 details.run + details.run { margin-top: 0; }
+h3 + details.run { margin-top: .8rem; }
 summary { cursor: pointer; }
 details.run > summary { font-weight: 600; }
 details details summary { font-size: .85rem; color: var(--quiet); margin-top: .75rem; }

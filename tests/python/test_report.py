@@ -201,6 +201,28 @@ def test_a_run_alone_and_without_opening_it(runs: Path, tmp_path: Path) -> None:
     assert 'id="sorting"' not in text and 'id="samples"' not in text
 
 
+def test_runs_are_named_by_the_rows_of_their_table(runs: Path, tmp_path: Path) -> None:
+    sort = runs / "sort" / "sinkhorn"
+    for place in ("a.base/seed1", "b/seed1", "b/seed2", "b/tune/t0.5", "other"):
+        shutil.copytree(sort, tmp_path / "table1" / place)
+    config = tmp_path / "table1" / "other" / "config.ini"
+    config.write_text(config.read_text().replace('columns = "auto"', 'columns = "full"'))
+    results = table()
+    results["rows"][0]["cells"][0]["run"] = "table1/a.base/seed1"
+    results["rows"][1]["cells"][0]["run"] = "table1/b/seed2"
+    (tmp_path / "table1.small.json").write_text(json.dumps(results))
+    page = tmp_path / "report.html"
+    output("report", tmp_path, "-o", page, "--samples", "0")
+    section = page.read_text().split('<section id="curves">')[1].split("</section>")[0]
+    assert re.findall(r"<h3>(.*?)</h3>", section) == [
+        "Table 1: sorting", "Table 1: sorting, trials", "sort: 16 symbols, lists of up to 15"]
+    assert re.findall(r"</svg>([^<]+)</th>", section) == [
+        "Transformer base", "Sinkhorn (32), seed1", "Sinkhorn (32), seed2",
+        "Sinkhorn (32), tune/t0.5", "table1/other"]
+    assert section.count("leaks the future") == 1
+    assert section.index("leaks the future") > section.index("table1/other")
+
+
 def test_what_cannot_be_read_is_said_and_left_out(runs: Path, tmp_path: Path) -> None:
     good = tmp_path / "good"
     shutil.copytree(runs / "sort" / "sinkhorn", good)

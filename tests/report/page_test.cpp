@@ -15,7 +15,7 @@ bool contains(const std::string& text, const std::string& part) {
 Run run_of(int64_t heads, int64_t blocks) {
   Run run;
   run.name = "a <run>";
-  run.group = "sort";
+  run.task = "sort";
   run.steps = 5;
   run.wanted = 10;
   run.curves = {{"train", "loss", {{1, 2.0}, {5, 1.0}}}, {"test", "exact_match", {{5, 12.5}}}};
@@ -73,9 +73,9 @@ TEST(Samples, MarksTheWordsThatDiffer) {
 TEST(Curves, RunsThatDoNotCompareHaveTheirOwnCharts) {
   report::Run other = run_of(0, 1);
   other.name = "other";
-  other.group = "text";
+  other.task = "text";
   EXPECT_EQ(count(curves_section({run_of(0, 1), other}), "<figure class=\"chart\">"), 2u);
-  other.group = "sort";
+  other.task = "sort";
   EXPECT_EQ(count(curves_section({run_of(0, 1), other}), "<figure class=\"chart\">"), 1u);
 }
 
