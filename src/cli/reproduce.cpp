@@ -158,7 +158,7 @@ Command add_reproduce(CLI::App& program) {
   app->add_option("--preset", o.preset, "paper: add the rows of the paper's literal formulas")
       ->type_name(choice_of(presets))
       ->capture_default_str();
-  app->add_option("--jobs", o.jobs, "runs at a time; 0: 4 on a GPU, 1 on the CPU")
+  app->add_option("--jobs", o.jobs, "runs at a time; 0: 4 on a GPU, 2 at smoke, else 1")
       ->type_name("INT")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();

@@ -1,7 +1,6 @@
 #include "reproduce/plan.h"
 
 #include <algorithm>
-#include <charconv>
 #include <sstream>
 
 #include "sinkhorn/error.h"
@@ -42,16 +41,13 @@ bool leaks(const train::RunConfig& config) {
          decoder.iterations > 0;
 }
 
-std::string digits(double value) {
-  char text[32];
-  return {text, std::to_chars(text, text + sizeof text, value).ptr};
-}
-
-// The publisher's folder in --data, or --data itself where somebody named that folder.
+// The publisher's folder in --data, or --data itself where that is the folder. No other: the
+// columns of a table differ by their data sets, and one must not stand in for another.
 std::string data_folder(const fs::path& given, const std::string& configured) {
   if (given.empty() || configured.empty()) return configured;
-  const fs::path inside = given / fs::path(configured).filename();
-  return (fs::exists(inside) ? inside : given).string();
+  const fs::path name = fs::path(configured).filename();
+  const fs::path place = given.filename().empty() ? given.parent_path() : given;  // a last slash
+  return (place.filename() == name ? place : place / name).string();
 }
 
 }  // namespace
@@ -92,6 +88,13 @@ Planner::Planner(const Table& table, const Options& options, ConfigLanguage lang
     throw UsageError("--rows: " + table.name + " has no row \"" + name + "\"; it has " +
                      tasks::join(ids));
   }
+  for (size_t row = 0; row < table.rows.size(); ++row) {
+    for (size_t variant = 0; variant < table.variants.size(); ++variant) {
+      if (!trains(table.rows[row], table.variants[variant])) continue;
+      configs_[{row, variant}] = language_.read(
+          layers(table, table.rows[row], table.variants[variant], options.scale), {});
+    }
+  }
 }
 
 bool Planner::wants(const Row& row) const {
@@ -110,45 +113,36 @@ fs::path Planner::folder(size_t row, size_t variant) const {
          (table_.rows[row].id + (of.empty() ? "" : "." + of));
 }
 
-Run Planner::make(size_t row, size_t variant, const Overrides& keys) const {
-  const auto files = layers(table_, table_.rows[row], table_.variants[variant], options_.scale);
-  Run run{row, variant, 1, {}, language_.read(files, keys), {}, false, {}};
-  run.config.task.data = data_folder(options_.data, run.config.task.data);
-  run.hash = config_hash(language_.write(run.config));
-  run.leaks = leaks(run.config);
+Run Planner::make(size_t row, size_t variant, const fs::path& folder, int64_t seed,
+                  const std::optional<Picks>& picks) const {
+  Run run{row, variant, seed, folder, configs_.at({row, variant}), {}, false, {}, picks};
+  train::RunConfig& config = run.config;
+  run.dataset = fs::path(config.task.data).filename().string();
+  config.task.data = data_folder(options_.data, config.task.data);
+  config.train.run = folder.string();
+  config.train.seed = static_cast<uint64_t>(seed);
+  if (options_.device != "auto") config.train.device = options_.device;
+  for (nn::AttentionConfig* stack : {&config.model.encoder, &config.model.decoder}) {
+    if (!picks) break;
+    stack->temperature = picks->temperature;
+    stack->iterations = picks->iterations;
+  }
+  run.leaks = leaks(config);
+  run.hash = config_hash(language_.write(config));
   return run;
 }
 
 Run Planner::run(size_t row, size_t variant, int64_t seed,
                  const std::optional<Picks>& picks) const {
-  const std::string number = std::to_string(seed);
-  const fs::path place = folder(row, variant) / ((picks ? "tuned-seed" : "seed") + number);
-  Overrides keys = {
-      {"train.seed", number}, {"train.run", place.string()}, {"train.device", options_.device}};
-  if (picks) {
-    keys.emplace_back("attention.temperature", digits(picks->temperature));
-    keys.emplace_back("attention.iterations", std::to_string(picks->iterations));
-  }
-  Run made = make(row, variant, keys);
-  made.seed = seed;
-  made.folder = place;
-  made.picks = picks;
-  return made;
+  const std::string name = (picks ? "tuned-seed" : "seed") + std::to_string(seed);
+  return make(row, variant, folder(row, variant) / name, seed, picks);
 }
 
 Run Planner::trial(size_t row, size_t variant, const std::string& name, const Picks& picks) const {
-  const fs::path place = folder(row, variant) / "tune" / name;
-  const Run whole = run(row, variant, 1, std::nullopt);
-  const int64_t steps = std::max<int64_t>(1, whole.config.train.steps / kTrialShare);
-  Run made = make(row, variant,
-                  {{"train.run", place.string()},
-                   {"train.device", options_.device},
-                   {"train.steps", std::to_string(steps)},
-                   {"attention.temperature", digits(picks.temperature)},
-                   {"attention.iterations", std::to_string(picks.iterations)}});
-  made.folder = place;
-  made.picks = picks;
-  return made;
+  Run run = make(row, variant, folder(row, variant) / "tune" / name, 1, picks);
+  run.config.train.steps = std::max<int64_t>(1, run.config.train.steps / kTrialShare);
+  run.hash = config_hash(language_.write(run.config));
+  return run;
 }
 
 }  // namespace sinkhorn::reproduce

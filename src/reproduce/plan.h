@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <utility>
@@ -32,7 +33,7 @@ struct Options {
   std::string preset = "default";  // paper: the literal rows, too
   std::string device = "auto";
   int64_t seeds = 1;
-  int64_t jobs = 0;  // runs at a time; 0: 4 on a GPU, else 1
+  int64_t jobs = 0;  // runs at a time; 0: 4 on a GPU, 2 at smoke, else 1
   bool tune = false;
 };
 
@@ -47,14 +48,15 @@ struct Run {
   int64_t seed;
   std::filesystem::path folder;
   train::RunConfig config;
-  std::string hash;  // of what decides the result, but for the seed
-  bool leaks;        // its columns read the future
+  std::string hash;     // of what decides the result, but for the seed
+  bool leaks;           // its columns read the future
+  std::string dataset;  // the publisher's folder, by name
   std::optional<Picks> picks;
 };
 
 class Planner {
  public:
-  // Throws UsageError for a row that the table does not have.
+  // Reads every configuration once. Throws UsageError for a row that the table does not have.
   Planner(const Table& table, const Options& options, ConfigLanguage language);
 
   // Whether a row is asked for, by --rows and --preset.
@@ -67,12 +69,15 @@ class Planner {
   std::string text(const Run& run) const { return language_.write(run.config); }
 
  private:
-  Run make(size_t row, size_t variant, const Overrides& keys) const;
+  // A run in a folder; what is not its own is as the files say.
+  Run make(size_t row, size_t variant, const std::filesystem::path& folder, int64_t seed,
+           const std::optional<Picks>& picks) const;
   std::filesystem::path folder(size_t row, size_t variant) const;
 
   const Table& table_;
   const Options& options_;
   ConfigLanguage language_;
+  std::map<std::pair<size_t, size_t>, train::RunConfig> configs_;  // row, variant
 };
 
 // Of a configuration as text: the same wherever its data and its folder lie and whatever it runs

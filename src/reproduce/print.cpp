@@ -68,11 +68,11 @@ bool has_paper(const Results& results, size_t column) {
 std::vector<std::string> fields_of(const Cell& cell, const Column& column, bool beside_paper,
                                    const std::optional<double>& best, Marks& marks) {
   const int digits = column.digits;
-  std::vector<std::string> fields = {"-  "};
+  std::vector<std::string> fields = {"-   "};
   if (cell.value) {
     const bool is_best = !cell.leaks && best && fixed(*cell.value, digits) == fixed(*best, digits);
     fields[0] = (is_best ? "*" : "") + fixed(*cell.value, digits) + " " + marks.of(cell) +
-                (cell.leaks ? "!" : "");
+                (cell.leaks ? "!" : " ");
   }
   if (!beside_paper) return fields;
   fields.push_back(cell.paper ? fixed(*cell.paper, digits) : "-");
@@ -125,7 +125,7 @@ class Page {
 void add_column(const Results& results, size_t index, Marks& marks, Page& page) {
   const bool beside_paper = has_paper(results, index);
   const std::optional<double> best = best_of(results, index);
-  Lines lines = {{"ours  "}};
+  Lines lines = {{"ours   "}};
   if (beside_paper) lines[0].insert(lines[0].end(), {"paper", "diff"});
   for (const ResultRow& row : results.rows) {
     lines.push_back(fields_of(row.cells[index], results.columns[index], beside_paper, best, marks));

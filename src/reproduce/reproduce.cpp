@@ -28,20 +28,18 @@ std::string fact(const std::string& name) {
   return "";
 }
 
-// "table4 needs LM1B, published at ...": one line, from what `sinkhorn data check` says.
-std::string missing_data(const tasks::TaskConfig& task) {
-  const tasks::DataReport report = tasks::check_data(task);
+// "aclImdb (published at ...)" where a run's data is not to be had, from what `sinkhorn data check`
+// says; "" where it is.
+std::string missing_data(const Run& run) {
+  const tasks::DataReport report = tasks::check_data(run.config.task);
   if (report.complete) return "";
-  std::string name, page;
-  const fs::path folder = fs::path(task.data).filename();
+  bool is_its = false;
   for (const std::string& line : report.lines) {
-    if (!line.starts_with(" ")) name = line;
+    if (!line.starts_with(" ")) is_its = line.ends_with("/" + run.dataset);
     const size_t at = line.find("published at ");
-    if (at == std::string::npos || name.find(folder.string()) == std::string::npos) continue;
-    page = line.substr(at);
-    break;
+    if (is_its && at != std::string::npos) return run.dataset + " (" + line.substr(at) + ")";
   }
-  return folder.string() + " (" + page + ")";
+  return run.dataset + " (" + report.lines.back() + ")";
 }
 
 std::string tested_in_part(const train::TrainConfig& config) {
@@ -89,7 +87,7 @@ class Reproduction final : public Watcher {
     std::set<size_t> seen, there;
     each_place([&](size_t row, size_t variant) {
       if (!planner_.wants(table_.rows[row]) || !seen.insert(variant).second) return;
-      const std::string what = missing_data(planner_.run(row, variant, 1, {}).config.task);
+      const std::string what = missing_data(planner_.run(row, variant, 1, {}));
       what.empty() ? (void)there.insert(variant) : (void)missing.insert(what);
       if (!what.empty()) absent_.insert(variant);
     });
@@ -139,7 +137,11 @@ class Reproduction final : public Watcher {
     return run.folder.lexically_relative(options_.out).string();
   }
 
-  int64_t at_once() const { return options_.jobs > 0 ? options_.jobs : on_gpu_ ? 4 : 1; }
+  int64_t at_once() const {
+    if (options_.jobs > 0) return options_.jobs;
+    if (on_gpu_) return 4;
+    return options_.scale == "smoke" ? 2 : 1;  // smoke's models keep one core busy
+  }
 
   // Why a run cannot be begun or continued, in one line; "" where it can.
   std::string obstacle(const Run& run) const {
@@ -167,7 +169,7 @@ class Reproduction final : public Watcher {
     models::write_atomically(config, planner_.text(run));
     Child child{name_of(run), {"train", config.string()}, run.folder / "output.log", ""};
     if (fs::exists(run.folder / "config.ini")) child.words.push_back("--resume");
-    if (at_once() > 1) {
+    if (at_once() > 1 && run.config.train.threads == 0) {
       const auto cores = static_cast<int64_t>(std::thread::hardware_concurrency());
       child.words.push_back("--train.threads");
       child.words.push_back(std::to_string(std::max<int64_t>(1, cores / at_once())));
@@ -247,7 +249,9 @@ class Reproduction final : public Watcher {
     screen_.line(name + " done in " + std::to_string(static_cast<int64_t>(ending.seconds)) + " s");
     if (trying_) return;
     update();
-    if (row_is_done(run.row)) screen_.table(outcome_.results);
+    const bool is_last =
+        std::all_of(runs_.begin(), runs_.end(), [&](const Run& r) { return is_done(r); });
+    if (row_is_done(run.row) && !is_last) screen_.table(outcome_.results);
   }
 
   bool row_is_done(size_t row) const {

@@ -97,6 +97,7 @@ class PieceTokenizer final : public Tokenizer {
 
 constexpr size_t kSampleSize = 1'000'000;  // sentences
 constexpr size_t kSentenceBytes = 4000;    // longer ones are cut: the trainer would drop them
+constexpr size_t kBytesPerPiece = 16384;   // of text: a small vocabulary is soon known
 
 // A uniform sample of the training split, each text behind a space as encode() puts it.
 std::vector<std::string> sample(const Corpus& corpus) {
@@ -128,6 +129,16 @@ std::vector<std::string> sample(const Corpus& corpus) {
   return reservoir;
 }
 
+// Sentences evenly spread over all, as many as fit.
+std::vector<std::string> thin_out(std::vector<std::string> all, size_t most_bytes) {
+  size_t bytes = 0;
+  for (const std::string& sentence : all) bytes += sentence.size();
+  const size_t step = bytes / std::max<size_t>(most_bytes, 1) + 1;
+  std::vector<std::string> kept;
+  for (size_t i = 0; i < all.size(); i += step) kept.push_back(std::move(all[i]));
+  return kept;
+}
+
 class Sentences final : public sentencepiece::SentenceIterator {
  public:
   explicit Sentences(std::vector<std::string> all) : all_(std::move(all)) {}
@@ -150,7 +161,7 @@ std::unique_ptr<Tokenizer> load_pieces(const Path& model) {
 }
 
 void train_pieces(const Corpus& corpus, int64_t vocab, const Path& model) {
-  Sentences sentences(sample(corpus));
+  Sentences sentences(thin_out(sample(corpus), static_cast<size_t>(vocab) * kBytesPerPiece));
   if (sentences.done()) throw Error(corpus.name + ": no text to train a tokenizer on");
   const std::unordered_map<std::string, std::string> options{
       {"vocab_size", std::to_string(vocab)},

@@ -218,6 +218,87 @@ TEST(CheckConfig, RefusesWhatDoesNotGoTogether) {
       read_config("", {{"task.name", "nli"}, {"task.data", "x"}, {"attention.kind", "sortcut"}}));
 }
 
+// Files that include one another, in a folder of their own.
+class ConfigFolder {
+ public:
+  ConfigFolder()
+      : path_(std::filesystem::temp_directory_path() / ("sinkhorn-" + std::to_string(getpid()))) {
+    std::filesystem::create_directories(path_ / "deep");
+  }
+  ~ConfigFolder() { std::filesystem::remove_all(path_); }
+  std::filesystem::path write(const std::string& name, const std::string& text) const {
+    std::ofstream(path_ / name) << text;
+    return path_ / name;
+  }
+  // The message, without the folder.
+  std::string refusal(const std::filesystem::path& file) const {
+    try {
+      read_config(file, {});
+    } catch (const UsageError& error) {
+      std::string message = error.what();
+      const std::string place = path_.string() + "/";
+      for (size_t at; (at = message.find(place)) != std::string::npos;) {
+        message.erase(at, place.size());
+      }
+      return message;
+    }
+    return "nothing was thrown";
+  }
+
+ private:
+  std::filesystem::path path_;
+};
+
+TEST(Include, CommandLineOverFileOverIncludedOverDefaults) {
+  const ConfigFolder folder;
+  folder.write("common.ini", "[train]\nsteps = 1\nbatch = 2\naccumulate = 3\n");
+  folder.write("middle.ini", "include = common.ini\n[train]\nsteps = 4\nbatch = 5\n");
+  const auto row =
+      folder.write("deep/row.ini", "include = \"../middle.ini\"\n[train]\nsteps = 6\n");
+  const RunConfig config = read_config(row, {{"train.keep", "7"}});
+  EXPECT_EQ(config.train.steps, 6);
+  EXPECT_EQ(config.train.batch, 5);
+  EXPECT_EQ(config.train.accumulate, 3);
+  EXPECT_EQ(config.train.keep, 7);
+  EXPECT_EQ(config.train.save_every, 500);
+  EXPECT_EQ(config.train.run, "runs/row");
+}
+
+TEST(Include, EachFileIsOnePlaceForAttention) {
+  const ConfigFolder folder;
+  folder.write("common.ini", "[encoder]\nblock = 8\n[attention]\npreset = paper\n");
+  const auto row = folder.write("row.ini", "include = common.ini\n[attention]\nblock = 16\n");
+  EXPECT_EQ(read_config(row, {}).model.encoder.block, 16);
+  EXPECT_EQ(read_config(row, {}).model.encoder.pooling, "sum");
+}
+
+TEST(Include, LaterFilesStandOverEarlierOnes) {
+  const ConfigFolder folder;
+  const auto row = folder.write("row.ini", "[train]\nsteps = 1\nbatch = 2\n");
+  const auto scale = folder.write("scale.ini", "[train]\nsteps = 3\n");
+  const RunConfig config = read_config({row, scale}, {});
+  EXPECT_EQ(config.train.steps, 3);
+  EXPECT_EQ(config.train.batch, 2);
+  EXPECT_EQ(config.train.run, "runs/row");
+}
+
+TEST(Include, SaysWhatIsWrongAndWhere) {
+  const ConfigFolder folder;
+  folder.write("a.ini", "include = b.ini\n");
+  folder.write("b.ini", "include = a.ini\n");
+  EXPECT_EQ(folder.refusal(folder.write("c.ini", "include = a.ini\n")),
+            "b.ini: include: a.ini includes this file in turn; expected no circle");
+  EXPECT_EQ(folder.refusal(folder.write("a.ini", "include = a.ini\n")),
+            "a.ini: include: a.ini includes this file in turn; expected no circle");
+  EXPECT_EQ(folder.refusal(folder.write("c.ini", "include = none.ini\n")),
+            "none.ini: cannot be read; expected a configuration file, which c.ini includes");
+  folder.write("b.ini", "[train]\nstep = 1\n");
+  EXPECT_EQ(folder.refusal(folder.write("c.ini", "include = b.ini\n")),
+            "b.ini: unknown key train.step; did you mean train.steps?");
+  EXPECT_EQ(folder.refusal(folder.write("c.ini", "[train]\ninclude = b.ini\n")),
+            "c.ini: unknown key train.include");
+}
+
 // Any value that the field may hold.
 std::string draw(const Field& field, std::mt19937_64& random) {
   if (!field.words.empty()) return field.words[random() % field.words.size()];
@@ -287,7 +368,10 @@ TEST(Configs, EveryFileOfTheRepositoryReads) {
   for (const auto& entry : std::filesystem::recursive_directory_iterator(SINKHORN_CONFIGS)) {
     if (entry.path().extension() != ".ini") continue;
     ++files;
-    EXPECT_NO_THROW(read_config(entry.path(), {})) << entry.path();
+    SCOPED_TRACE(entry.path());
+    RunConfig config;
+    ASSERT_NO_THROW(config = read_config(entry.path(), {}));
+    EXPECT_EQ(values(read(write_config(config))), values(config));
   }
   EXPECT_GE(files, 3);
 }

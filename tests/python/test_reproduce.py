@@ -1,0 +1,229 @@
+"""`sinkhorn reproduce`: a table trained, interrupted, resumed, skipped as done, and what goes wrong."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+from cli_program import CONFIGS, PROGRAM, output, refusal, run
+
+COMMON = """
+[task]
+name = "sort"
+sort_symbols = 8
+sort_train_max = 12
+sort_test_max = 12
+sort_train_size = 500
+sort_test_size = 16
+
+[model]
+layers = 1
+width = 16
+ff_width = 32
+heads = 2
+
+[attention]
+block = 4
+
+[optimizer]
+warmup = 2
+
+[train]
+device = "cpu"
+threads = 1
+batch = 8
+log_every = 2
+eval_every = 0
+"""
+
+
+def write_table(folder: Path, rows: dict[str, str], steps: int = 4) -> Path:
+    """A folder of tables with one of these rows: id, and the text of its file."""
+    place = folder / "configs" / "mine"
+    place.mkdir(parents=True)
+    (place / "common.ini").write_text(COMMON + f"steps = {steps}\n")
+    for name, text in rows.items():
+        (place / f"{name}.ini").write_text(f"include = common.ini\n{text}")
+    (place / "table.json").write_text(json.dumps({
+        "title": "Mine",
+        "columns": [{"name": "exact match %", "figure": "exact_match", "better": "high",
+                     "digits": 2}],
+        "rows": [{"name": name.title(), "config": f"{name}.ini", "paper": [12.5]}
+                 for name in rows]}))
+    return folder / "configs"
+
+
+SINKHORN = {"sinkhorn": "[attention]\nkind = sinkhorn\n"}
+FULL = {"full": "[attention]\nkind = full\n"}
+
+
+def words(folder: Path, *more: str, name: str = "mine") -> list[str]:
+    return ["reproduce", name, "--configs", str(folder / "configs"), "--out",
+            str(folder / "out"), "--device", "cpu", *more]
+
+
+def results(folder: Path, name: str = "mine.smoke") -> dict[str, Any]:
+    return json.loads((folder / "out" / f"{name}.json").read_text())
+
+
+def cells(folder: Path, name: str = "mine.smoke") -> dict[str, dict[str, Any]]:
+    return {row["id"]: row["cells"][0] for row in results(folder, name)["rows"]}
+
+
+def test_table1_trains_and_is_then_done(tmp_path: Path) -> None:
+    command = ["reproduce", "table1", "--configs", str(CONFIGS), "--rows",
+               "transformer,sinkhorn-8", "--out", str(tmp_path), "--device", "cpu"]
+    text = output(*command)
+    assert "table1/smoke/sinkhorn-8/seed1 started (2 of 2)" in text
+    assert "Table 1: sorting" in text and "49.24" in text and "scale smoke, 12 steps" in text
+    found = json.loads((tmp_path / "table1.smoke.json").read_text())
+    assert [row["name"] for row in found["rows"]][:2] == ["Transformer", "Local(32)"]
+    cell = found["rows"][0]["cells"][2]
+    assert cell["paper"] == 45.69 and cell["seeds"] == [cell["value"]] and cell["steps"] == 12
+    assert cell["data"].startswith("generated") and cell["leaks"] is False
+    assert cell["seconds"] > 0 and cell["tokens_per_second"] > 0 and cell["peak_memory"] > 0
+    assert (tmp_path / cell["run"] / "output.log").exists()
+    assert found["rows"][1]["cells"][2]["value"] is None
+    # Done, by its run folders and without them.
+    assert "started" not in output(*command)
+    shutil.rmtree(tmp_path / "table1")
+    assert "started" not in output(*command)
+    assert json.loads(output(*command, "--json")) == found
+
+
+def test_another_configuration_is_another_run(tmp_path: Path) -> None:
+    configs = write_table(tmp_path, FULL | SINKHORN)
+    output(*words(tmp_path))
+    before = cells(tmp_path)
+    (configs / "mine" / "full.ini").write_text("include = common.ini\n[attention]\nkind = local\n")
+    done = run(*words(tmp_path))
+    assert done.returncode == 1
+    assert "full/seed1: holds a run of another configuration; remove it" in done.stdout
+    shutil.rmtree(tmp_path / "out" / "mine" / "smoke" / "full")
+    assert "mine/smoke/full/seed1 started (1 of 1)" in output(*words(tmp_path))
+    after = cells(tmp_path)
+    assert after["full"]["config_hash"] != before["full"]["config_hash"]
+    assert after["sinkhorn"] == before["sinkhorn"]
+
+
+def test_interrupted_and_resumed(tmp_path: Path) -> None:
+    write_table(tmp_path, SINKHORN, steps=3000)
+    folder = tmp_path / "out" / "mine" / "smoke" / "sinkhorn" / "seed1"
+    process = subprocess.Popen([PROGRAM, *words(tmp_path)], text=True, stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 60
+    while "step 4/" not in (folder / "output.log").read_text() if (
+            folder / "output.log").exists() else True:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGINT
+    assert "the same command goes on from there" in said
+    assert json.loads((folder / "result.json").read_text())["finished"] is False
+    assert list((folder / "checkpoints").glob("step-*.safetensors"))
+    text = output(*words(tmp_path))
+    assert "mine/smoke/sinkhorn/seed1 resumed (1 of 1)" in text
+    assert cells(tmp_path)["sinkhorn"]["steps"] == 3000
+
+
+def test_seeds_and_several_at_once(tmp_path: Path) -> None:
+    write_table(tmp_path, FULL | SINKHORN)
+    output(*words(tmp_path))
+    one = cells(tmp_path)["full"]
+    text = output(*words(tmp_path, "--seeds", "2", "--jobs", "2"))
+    assert "(2 of 2)" in text and "mean of 2 seeds" in text
+    two = cells(tmp_path)["full"]
+    assert two["seeds"][0] == one["value"] and len(two["seeds"]) == 2
+    assert abs(two["value"] - sum(two["seeds"]) / 2) < 1e-9
+
+
+def test_tune_picks_and_says_so(tmp_path: Path) -> None:
+    write_table(tmp_path, FULL | SINKHORN, steps=8)
+    text = output(*words(tmp_path, "--tune", "--jobs", "2", "--rows", "sinkhorn"))
+    assert "Sinkhorn: picked temperature" in text
+    cell = cells(tmp_path, "mine.smoke.tuned")["sinkhorn"]
+    assert cell["tuned"]["temperature"] in (0.25, 0.5, 0.75, 1.0)
+    assert cell["tuned"]["iterations"] in (2, 5, 10, 20)
+    assert cell["steps"] == 8
+    shutil.rmtree(tmp_path / "out" / "mine")
+    assert "started" not in output(*words(tmp_path, "--tune", "--rows", "sinkhorn"))
+
+
+def test_a_row_that_fails_leaves_the_others(tmp_path: Path) -> None:
+    write_table(tmp_path, {"bad": "[attention]\nmax_blocks = 1\n"} | FULL)
+    done = run(*words(tmp_path))
+    assert done.returncode == 1, done.stderr
+    assert "failed: mine/smoke/bad/seed1: sinkhorn: " in done.stdout
+    assert "max_blocks" in done.stdout and "output.log" in done.stdout
+    assert cells(tmp_path)["bad"]["value"] is None
+    assert cells(tmp_path)["full"]["value"] is not None
+
+
+def test_the_future_that_leaks_is_marked(tmp_path: Path) -> None:
+    leak = "[attention]\nkind = sinkhorn\n[decoder]\ncolumns = full\n"
+    write_table(tmp_path, {"leak": leak} | FULL)
+    text = output(*words(tmp_path))
+    assert "leaks the future" in text
+    assert cells(tmp_path)["leak"]["leaks"] is True
+
+
+def test_half_written_files(tmp_path: Path) -> None:
+    write_table(tmp_path, FULL)
+    folder = tmp_path / "out" / "mine" / "smoke" / "full" / "seed1"
+    folder.mkdir(parents=True)
+    (folder / "log.jsonl").write_text('{"step": 2')
+    done = run(*words(tmp_path))
+    assert done.returncode == 1
+    assert "seed1: holds half a run, without its config.ini; remove the folder" in done.stdout
+    shutil.rmtree(folder)
+    output(*words(tmp_path))
+    file = tmp_path / "out" / "mine.smoke.json"
+    whole = file.read_text()
+    file.write_text(whole[:100])
+    assert refusal(*words(tmp_path), code=1) == (
+        f"{file}: is not a whole results file; remove it to have it made anew from the runs")
+    file.unlink()
+    assert "started" not in output(*words(tmp_path))
+    assert json.loads(file.read_text()) == json.loads(whole)
+
+
+def test_commands_that_cannot_be_meant(tmp_path: Path) -> None:
+    out = ["--out", str(tmp_path), "--configs", str(CONFIGS)]
+    said = refusal("reproduce", "tabel1", *out)
+    assert said.startswith('"tabel1" is not one of ') and said.endswith("did you mean table1?")
+    assert "table1 has no row" in refusal("reproduce", "table1", "--rows", "sinkhorn", *out)
+    assert refusal("reproduce", "table1", "--scale", "tiny", *out) == (
+        '--scale: "tiny" is not one of smoke, small, full')
+    assert refusal("reproduce", "table1", "--preset", "x", *out) == (
+        '--preset: "x" is not one of default, paper')
+    assert refusal("reproduce", "table4", "--data", str(tmp_path), *out) == (
+        f"{tmp_path}: table4 needs 1-billion-word-language-modeling-benchmark-r13output (published "
+        "at https://www.statmt.org/lm-benchmark/); give the folder that holds it with --data DIR")
+    assert "aclImdb (published at" in refusal("reproduce", "table6", "--data", str(tmp_path), *out)
+    assert "holds no table" in refusal("reproduce", "table1", "--configs", str(tmp_path))
+
+
+def test_table3_is_the_published_rows(tmp_path: Path) -> None:
+    text = output("reproduce", "table3", "--out", str(tmp_path), "--configs", str(CONFIGS))
+    assert "Mesh-TensorFlow, 4.9B" in text and "24.00" in text
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_memory_is_computed_and_measured(tmp_path: Path) -> None:
+    folder = tmp_path / "configs" / "memory"
+    folder.mkdir(parents=True)
+    table = json.loads((CONFIGS / "memory" / "table.json").read_text())
+    table["rows"] = [row for row in table["rows"] if row["shape"] == {"length": 2048, "block": 64}]
+    (folder / "table.json").write_text(json.dumps(table))
+    output(*words(tmp_path, name="memory"))
+    found = results(tmp_path, "memory.smoke")
+    values = {column["figure"]: cell["value"] for column, cell in
+              zip(found["columns"], found["rows"][0]["cells"])}
+    assert abs(values["one_block"] - 819.2) < 0.1
+    assert values["memory_scores"] > 4 * values["memory_sinkhorn"] > 0
