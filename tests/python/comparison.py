@@ -22,7 +22,7 @@ from support import HALF_TYPES, Inputs, allowed, call, cast, present, randn, rms
 from support import value_and_grads
 
 FLOOR, DEGENERATE_FLOOR = 3e-8, 5e-7
-COMPOSED_BOUND = 1e-5  # of float32 attention on CUDA, where matrix products of Torch's own serve
+FLOAT_BOUND = 1e-5  # of float32 attention on CUDA, made of matrix products
 ENOUGH_NUMBERS = 100
 FACTORS = {  # output, gradients
     "cpu": {torch.float32: (1.5, 2.0), torch.bfloat16: (2.0, 3.0), torch.float16: (2.0, 3.0)},
@@ -124,7 +124,7 @@ def judge(case: Any, dtype: torch.dtype, device: str, draws: list[Errors]) -> li
     floor = max(DEGENERATE_FLOOR, half_rounding(dtype)) if lone else FLOOR
     factors = FACTORS[device][dtype]
     if device == "cuda" and dtype == torch.float32 and case.op in ("attention", "sortcut"):
-        factors, floor = (0.0, 0.0), COMPOSED_BOUND
+        factors, floor = (0.0, 0.0), FLOAT_BOUND
     return [
         Verdict(name, error, eager, factors[name != "output"] * eager + floor * largest, largest)
         for name, (error, eager, _) in pooled.items()]

@@ -11,7 +11,7 @@ from cases import Attention, Balance, Case, Pool, Sortcut
 WIDTHS = (16, 32, 64, 80, 128, 256)
 BLOCKS = (1, 5, 8, 16, 32, 64, 100, 128, 256)
 MASKS = ("none", "right", "none", "holes", "none", "block", "row")
-BALANCE_SIZES = (1, 2, 5, 16, 17, 33, 64, 100, 128, 129, 200, 512, 1024)
+BALANCE_SIZES = (1, 2, 5, 16, 17, 33, 64, 100, 128, 129, 200, 512, 1024, 1100, 2100)
 
 
 def _ragged(block: int) -> int:
@@ -72,6 +72,16 @@ MANY_BLOCKS = [
     _attention(1, 1, 8192, 64, 64),
     _attention(1, 1, 2048, 256, 64),
     _attention(2, 1, 4096, 64, 64, "strict", 1, with_sort=False),
+    _attention(2, 2, 1024, 64, 64, "strict", 1),
+    _attention(8, 8, 1000, 64, 64, "strict", 1, with_sort=False),
+    _attention(8, 8, 1024, 64, 64, "strict", 1),
+    _attention(1, 2, 336, 16, 64, "strict", 2),
+    _attention(1, 2, 336, 16, 64, "strict", 4, with_sort=False),
+    _attention(1, 2, 512, 32, 40, "strict", 1),
+    _attention(2, 2, 1024, 128, 64, "strict"),
+    _attention(2, 2, 1024, 128, 40, "inclusive"),
+    _attention(1, 1, 1000, 128, 64, "strict", with_sort=False),
+    _attention(1, 2, 1024, 64, 64, scale=-0.1),
     _attention(1, 1, 1100, 300, 64, "none", 0, "right"),
     _attention(1, 1, 1100, 512, 32, "strict", 0),
     _attention(5, 3, 300, 64, 64, "strict", 0, "right"),
@@ -81,6 +91,11 @@ MANY_BLOCKS = [
     _attention(1, 2, 700, 64, 24, "none", 0, "none"),
     _attention(1, 2, 700, 64, 65, "strict", 1, "right"),
     _attention(1, 2, 700, 64, 250, "none", 0, "none"),
+    _attention(1, 2, 700, 64, 120, "inclusive"),
+    _attention(1, 2, 700, 16, 40, "strict", 1, "right"),
+    _attention(1, 1, 4096, 64, 64, "none", 0, "none", "logits"),
+    _attention(1, 1, 4096 - 17, 64, 64, "inclusive", 0, "right", "logits"),
+    _attention(1, 1, 2080, 16, 32, "inclusive", 0, "none", "logits"),
 ]
 
 ATTENTION_TILES = [*_attentions(), *_every_rule(), *MANY_BLOCKS]
@@ -96,6 +111,12 @@ def _sortcuts() -> list[Sortcut]:
     return found + [Sortcut(2, "none", 1, 2, 1024, 1024, 64, 64),
                     Sortcut(2, "right", 1, 1, 4096, 4096, 64, 64),
                     Sortcut(7, "none", 1, 2, 300, 500, 32, 64),
+                    Sortcut(1, "none", 2, 2, 130, 448, 64, 40),
+                    Sortcut(5, "none", 1, 2, 1000, 520, 8, 64),
+                    Sortcut(8, "none", 3, 8, 257, 1040, 16, 64),
+                    Sortcut(2, "none", 40, 8, 100, 128, 64, 64),
+                    Sortcut(2, "none", 1, 1, 700, 650, 50, 64),
+                    Sortcut(2, "none", 1, 1, 2000, 32768, 32, 64),
                     Sortcut(1, "none", 1, 1, 300, 600, 256, 256)]
 
 

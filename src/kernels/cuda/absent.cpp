@@ -18,6 +18,7 @@ namespace {
 bool covers_attention(const AttentionCall&) { return false; }
 void launch_attention_fwd(const AttentionCall&, Stream) { absent(); }
 void launch_attention_bwd(const AttentionCall&, Stream) { absent(); }
+bool keeps_delta(const AttentionCall&) { absent(); }
 int sortcut_splits(const AttentionCall&) { absent(); }
 
 void launch_select(const AttentionCall&, void*, Stream) { absent(); }

@@ -1,7 +1,8 @@
 // What the CUDA kernels of attention and sortcut are told, and their launchers.
 //
-// Types: bfloat16 or float16 throughout, float32 for statistics, weights and gradients of the sort.
-// Rows of D numbers are contiguous, 16-byte aligned, and D is a multiple of 8 (at most kMaxWidth).
+// Types: bfloat16, float16 or float32 throughout, float32 for statistics, weights and gradients of
+// the sort. Rows of D numbers are contiguous, 16-byte aligned, and D is a multiple of 8 (at most
+// kMaxWidth, half of it in float32).
 #pragma once
 
 #include <cstdint>
@@ -37,8 +38,9 @@ struct AttentionCall {
   int width = 0;                            // D
   int queries = 0, length = 0;              // Lq, L
   Sequences sequences{};
-  int block = 0, blocks = 0, window = 0;
-  int rows = 0;  // sorted blocks: N, the budget of sortcut, 0 without a sort
+  int block = 0, blocks = 0;
+  int window = 0;  // negative: no token is seen but through the sort
+  int rows = 0;    // sorted blocks: N, the budget of sortcut, 0 without a sort
   Causal causal = Causal::kNone;
   Combine combine = Combine::kConcat;
   bool sortcut = false;
@@ -50,7 +52,7 @@ struct AttentionCall {
   Tokens query{}, key{}, value{}, out{};  // [B, H, Lq, D], [B, Hk, L, D]
   const void* sort = nullptr;             // [B, H, N, N] contiguous
   Type sort_type = Type::kFloat32;
-  void* sorted_key = nullptr;    // [B, H, rows * b, D] contiguous
+  void* sorted_key = nullptr;    // [B, H, rows * b, D] contiguous; combine = logits: K' + K
   void* sorted_value = nullptr;  // the same
   float* weight = nullptr;       // [B, H, rows, b + 1] or null where every weight is 1
   float* stats = nullptr;        // [B, H, softmaxes, 2, Lq]: largest score in powers of 2, sum
@@ -76,8 +78,12 @@ void launch_attention_fwd(const AttentionCall& call, Stream stream);
 // sizes alone, so that sums are added in the same order every time.
 int sortcut_splits(const AttentionCall& call);
 
-// grad_query; grad_key and grad_value, the local term's part (left alone in sortcut, whose keys are
-// read through the sort only); the gradients of the sorted blocks and of their weights.
+// Whether backward wants `delta`.
+bool keeps_delta(const AttentionCall& call);
+
+// grad_query; grad_key and grad_value, the local term's part (left alone in sortcut and with a
+// negative window, whose keys are read through the sort only); the gradients of the sorted blocks
+// and of their weights.
 void launch_attention_bwd(const AttentionCall& call, Stream stream);
 
 }  // namespace sinkhorn::cuda

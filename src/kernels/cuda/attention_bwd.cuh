@@ -65,16 +65,11 @@ __device__ __forceinline__ void load_deltas(float* delta, const AttentionCall& p
     float total = 0.0f;
     if (t < plan.queries && (real == nullptr || real[t] != 0)) {
 #pragma unroll
-      for (int c = threadIdx.x % 4 * 8; c < kWidth; c += 32) {
+      for (int c = threadIdx.x % 4 * kPiece<T>; c < kWidth; c += 4 * kPiece<T>) {
         if (c >= p.width) break;
         const uint4 o = *reinterpret_cast<const uint4*>(out + t * p.out.token + c);
         const uint4 g = *reinterpret_cast<const uint4*>(grad + t * p.grad_out.token + c);
-        const uint32_t left[4] = {o.x, o.y, o.z, o.w}, right[4] = {g.x, g.y, g.z, g.w};
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          const float2 x = unpack<T>(left[e]), y = unpack<T>(right[e]);
-          total += x.x * y.x + x.y * y.y;
-        }
+        add_product<T>(total, o, g);
       }
     }
     total = quad_sum(total);

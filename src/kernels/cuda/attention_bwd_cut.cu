@@ -7,7 +7,7 @@ namespace sinkhorn::cuda {
 int bwd_cut_splits(const AttentionCall& call) {
   // An H200's multiprocessors, whatever the card: sums are added in the same order on any.
   constexpr int kSlots = 132;
-  return cut_shares(static_cast<int64_t>(call.batch) * call.heads, tiles_of(call.queries), kSlots);
+  return even_shares(static_cast<int64_t>(call.batch) * call.heads, tiles_of(call.queries), kSlots);
 }
 
 void launch_attention_bwd_cut(const AttentionCall& call, Stream stream) {

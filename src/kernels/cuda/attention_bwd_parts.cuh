@@ -2,6 +2,8 @@
 // keys. attention_bwd.cuh has the equations.
 #pragma once
 
+#include <algorithm>
+
 #include "kernels/cuda/attention_bwd.cuh"
 
 namespace sinkhorn::cuda {
@@ -9,12 +11,19 @@ namespace sinkhorn::cuda {
 template <class E>
 constexpr int
 attention_bwd_queries_shared() {  // queries, dO, two pairs of keys and values, weights
-  return 6 * E::kElements * 2 + 3 * kTile * static_cast<int>(sizeof(float));
+  return 6 * E::kElements * static_cast<int>(sizeof(typename E::T)) +
+         3 * kTile * static_cast<int>(sizeof(float));
 }
 template <class E>
 constexpr int attention_bwd_keys_shared() {  // keys, values, two pairs of queries and dO, facts
-  return 6 * E::kElements * 2 + 2 * static_cast<int>(sizeof(QueryFacts));
+  return 6 * E::kElements * static_cast<int>(sizeof(typename E::T)) +
+         2 * static_cast<int>(sizeof(QueryFacts));
 }
+// CTAs a multiprocessor that their tiles leave room for, or their registers.
+template <class E>
+constexpr int kPartsCtas = E::kWidth > 64
+                               ? 1
+                               : std::min(220 * 1024 / attention_bwd_keys_shared<E>(), 3);
 
 // combine = outputs: delta[t] = dO[t].O[t] of each softmax by itself. A warp a query.
 template <class T>
@@ -48,7 +57,7 @@ __global__ void __launch_bounds__(256)
 }
 
 template <class E>
-__global__ void __launch_bounds__(kThreads, E::kWidth <= 64 ? 3 : 1)
+__global__ void __launch_bounds__(kThreads, kPartsCtas<E>)
     attention_bwd_queries_kernel(const __grid_constant__ AttentionCall p, const Dropout dropout) {
   using T = typename E::T;
   constexpr int kWidth = E::kWidth;
@@ -178,7 +187,7 @@ __global__ void __launch_bounds__(kThreads, E::kWidth <= 64 ? 3 : 1)
           }
         }
       }
-      Packed change;
+      PackedAs<T> change;
       pack_left<T>(change, s);
       E::settle(dq);
       E::begin();
@@ -199,7 +208,7 @@ __global__ void __launch_bounds__(kThreads, E::kWidth <= 64 ? 3 : 1)
 // dk and dv of 64 positions of a list, columns kOut * part .. of them. With splits, each takes
 // every splits-th tile of queries and leaves a partial sum in float32.
 template <class E, int kOut>
-__global__ void __launch_bounds__(kThreads, E::kWidth <= 64 ? 3 : 1)
+__global__ void __launch_bounds__(kThreads, kPartsCtas<E>)
     attention_bwd_keys_kernel(const __grid_constant__ AttentionCall p, const Dropout dropout,
                               const List list) {
   using T = typename E::T;
@@ -273,7 +282,7 @@ __global__ void __launch_bounds__(kThreads, E::kWidth <= 64 ? 3 : 1)
     E::settle(dp);
     turn_scores<false>(s, dp, keys, facts[j % 2], all_seen, p.scale, dropout,
                        draw_stream(p, flat_head, list), at, lane);
-    Packed share, change;
+    PackedAs<T> share, change;
     pack_left<T>(share, s);
     pack_left<T>(change, dp);
     E::settle(dv);

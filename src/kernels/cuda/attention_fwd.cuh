@@ -10,6 +10,8 @@
 // Kept for backward: each query's largest score (in powers of 2) and the sum below it.
 #pragma once
 
+#include <algorithm>
+
 #include "kernels/cuda/attention_row.cuh"
 #include "kernels/cuda/key_source.cuh"
 
@@ -17,8 +19,12 @@ namespace sinkhorn::cuda {
 
 template <class E>
 constexpr int attention_fwd_shared() {  // bytes: queries, two pairs of keys and values, weights
-  return 5 * E::kElements * 2 + 2 * kTile * static_cast<int>(sizeof(float));
+  return 5 * E::kElements * static_cast<int>(sizeof(typename E::T)) +
+         2 * kTile * static_cast<int>(sizeof(float));
 }
+// CTAs a multiprocessor that their tiles leave room for, or their registers.
+template <class E>
+constexpr int kFwdCtas = std::clamp(220 * 1024 / attention_fwd_shared<E>(), 1, 4);
 
 // The running softmax of the two rows a lane holds, and what was gathered under it.
 template <int kWidth>
@@ -123,9 +129,7 @@ __device__ __forceinline__ void drop(float (&s)[8][4], const DropoutState& state
 }
 
 template <class E>
-__global__ void __launch_bounds__(kThreads, E::kWidth <= 64    ? 4
-                                            : E::kWidth == 128 ? 2
-                                                               : 1)
+__global__ void __launch_bounds__(kThreads, kFwdCtas<E>)
     attention_fwd_kernel(const __grid_constant__ AttentionCall p, const Dropout dropout) {
   using T = typename E::T;
   constexpr int kWidth = E::kWidth;
@@ -247,7 +251,7 @@ __global__ void __launch_bounds__(kThreads, E::kWidth <= 64    ? 4
         drop(s, DropoutState(dropout.rng), dropout.threshold, draw_stream(p, flat_head, list), low,
              at, lane);
       }
-      Packed share;
+      PackedAs<T> share;
       pack_left<T>(share, s);
       E::settle(softmax.out);
       E::begin();

@@ -15,7 +15,7 @@ bool covers_cut(const AttentionCall& call) {
 void launch_attention_fwd_cut(const AttentionCall& call, Stream stream) {
   const int64_t heads = static_cast<int64_t>(call.batch) * call.heads;
   const int tiles = (tiles_of(call.queries) + kCutGroups - 1) / kCutGroups;
-  const dim3 grid(cut_shares(heads, tiles, 2 * multiprocessors()), call.heads, call.batch);
+  const dim3 grid(even_shares(heads, tiles, 2 * multiprocessors()), call.heads, call.batch);
   for_engine(call, [&]<class E>() {
     if constexpr (!E::kWarpsAlone && E::kWidth == 64) {
       const auto launch_tiles = [&]<int kTiles>() {

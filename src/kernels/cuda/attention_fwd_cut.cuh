@@ -198,14 +198,7 @@ __global__ void __launch_bounds__(kCutGroups* kThreads, 2)
   if (__all_sync(0xFFFFFFFFu, finite)) return;
   __syncwarp();  // what other lanes stored is read here
   for (int i = 0; i < tiles; ++i) {
-    const int first = (begin + i * step) * kTile + row;
-    for (int t = first; t < min(first + 16, p.queries); ++t) {
-      const T* const result = out_rows + t * p.out.token;
-      bool good = fabsf(to_float(result[lane])) < INFINITY;
-      if (lane + 32 < p.width) good &= fabsf(to_float(result[lane + 32])) < INFINITY;
-      if (__all_sync(0xFFFFFFFFu, good)) continue;
-      attention_row<T>(p, Dropout{}, batch, head, t, lane);
-    }
+    redo_stored_rows<T>(p, batch, head, (begin + i * step) * kTile + row, lane);
   }
 }
 

@@ -20,18 +20,20 @@ void launch_attention_fwd_plain(const AttentionCall& call, Stream stream) {
   for_engine(call, [&]<class E>() {
     if constexpr (!E::kWarpsAlone && E::kWidth == 64) {
       const auto go = [&]<class F>() {
-        const int size = kTile * F::kHalves;
-        const int tiles = (call.length + size - 1) / size * call.heads * call.batch;
+        const int groups = (call.length + F::kTokens - 1) / F::kTokens * call.heads * call.batch;
         launch("attention_fwd_plain", attention_fwd_plain_kernel<F>,
-               dim3(std::min(tiles, F::kCtas * multiprocessors())), F::kThreadsOfAll, F::kShared,
-               stream, call, tiles);
+               dim3(std::min(groups, F::kCtas * multiprocessors())), F::kAllThreads, F::kShared,
+               stream, call, groups);
       };
-      if (call.window == 0) {
-        if (call.block == 2 * kTile) return go.template operator()<PlainForward<E, true, false, 2>>();
-        return go.template operator()<PlainForward<E, true, false, 1>>();
+      if (call.window == 0 && call.block > kTile) {
+        go.template operator()<PlainForward<E, true, false, 2, 4, 2>>();
+      } else if (call.window == 0) {
+        go.template operator()<PlainForward<E, true, false, 1, 3, 3>>();
+      } else if (call.rows == 0) {
+        go.template operator()<PlainForward<E, false, true, 1, 3, 3>>();
+      } else {
+        go.template operator()<PlainForward<E, true, true, 1, 3, 3>>();
       }
-      if (call.rows == 0) return go.template operator()<PlainForward<E, false, true, 1>>();
-      go.template operator()<PlainForward<E, true, true, 1>>();
     }
   });
 }

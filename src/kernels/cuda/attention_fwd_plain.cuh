@@ -1,9 +1,9 @@
 // Forward as in attention_fwd.cuh for the common cases on Hopper: D <= 64, blocks that fill tiles of
-// 64 or of 128 tokens, no mask, no dropout; a sort, the block before under a causal rule, or both.
+// 64 or of 128 tokens, no mask, no dropout; a sort, the tile before under a causal rule, or both.
 //
-// A group of four warps takes 64 queries and has every score they ask for at once, so that one
-// softmax does without a running one. A CTA goes from tile to tile, the next one's loads under way
-// while it works: what is left to wait for is memory.
+// A CTA goes from one group of 64 or 128 queries to the next, four warps for each 64, and through a
+// ring of key tiles: the loads of the next ones, of this group of queries and then of the next, are
+// always under way, so that what is left to wait for is memory itself.
 #pragma once
 
 #include "kernels/cuda/attention_fwd.cuh"
@@ -11,162 +11,158 @@
 namespace sinkhorn::cuda {
 
 // kSorted: the positions sorted into the block are seen; kPrevious: the tile of tokens before.
-// kHalves: tiles of 64 in a CTA's, 2 for blocks of 128.
-template <class E_, bool kSorted_, bool kPrevious_, int kHalves_>
+// kHalves: 64s of queries of a CTA, 2 for blocks of 128.
+template <class E_, bool kSorted_, bool kPrevious_, int kHalves_, int kRing_, int kCtas_>
 struct PlainForward {
   using E = E_;
   static constexpr bool kSorted = kSorted_, kPrevious = kPrevious_;
-  static constexpr int kHalves = kHalves_, kThreadsOfAll = kThreads * kHalves;
-  static constexpr int kLists = kSorted + kPrevious + 1;  // sorted, previous, own
-  static constexpr int kKeyTiles = kLists * kHalves;
-  static constexpr int kStage = (kHalves + 2 * kKeyTiles) * E::kElements;  // q, k of all, v of all
-  static constexpr int kShared = 2 * kStage * 2;                           // bytes
-  static constexpr int kCtas = kHalves == 1 ? 2 : 1;                       // on a multiprocessor
+  static constexpr int kHalves = kHalves_, kRing = kRing_, kCtas = kCtas_;
+  static constexpr int kAllThreads = kThreads * kHalves, kTokens = kTile * kHalves;
+  static constexpr int kKeyTiles = (kSorted + kPrevious + 1) * kHalves;  // sorted, before, own
+  static_assert(kRing - 1 <= kKeyTiles);  // queries are at most one group ahead
+  // Queries of this group and the next, and the ring of keys and values; bytes.
+  static constexpr int kShared = (2 * kHalves + 2 * kRing) * E::kElements * 2;
+
+  static __device__ __forceinline__ bool is_sorted(int j) { return kSorted && j < kHalves; }
+  // Where key tile j begins in its list.
+  static __device__ __forceinline__ int start(int j, int first) {
+    const bool before = kPrevious && j / kHalves == (kSorted ? 1 : 0);
+    return first + j % kHalves * kTile - (before ? kTokens : 0);
+  }
 };
 
+// Begins to load key tile j of a group of queries, and with the first one the queries.
+template <class F, class T>
+__device__ __forceinline__ void load_plain(const AttentionCall& p, const TilePlace& at, int j,
+                                           T* queries, T* keys) {
+  using E = typename F::E;
+  if (j == 0) {
+    const T* const query = head_of<const T>(p.query, p.sequences, at.batch, at.head);
+#pragma unroll
+    for (int half = 0; half < F::kHalves; ++half) {
+      load_rows<E, F::kAllThreads>(queries + half * E::kElements, query, p.query.token,
+                                   at.first + half * kTile, p.length, p.width, nullptr);
+    }
+  }
+  const int first = F::start(j, at.first), positions = p.rows * p.block;
+  const bool is_sorted = F::is_sorted(j);
+#pragma unroll
+  for (int side = 0; side < 2; ++side) {
+    const Tokens& view = side == 0 ? p.key : p.value;
+    const T* const sorted = static_cast<const T*>(side == 0 ? p.sorted_key : p.sorted_value) +
+                            at.flat_head(p) * positions * p.width;
+    const T* const from =
+        is_sorted ? sorted : head_of<const T>(view, p.sequences, at.batch, at.head);
+    // Before the first tile there are zeros.
+    load_rows<E, F::kAllThreads>(keys + side * E::kElements, from,
+                                 is_sorted ? p.width : view.token, max(first, 0),
+                                 first < 0 ? 0 : is_sorted ? positions : p.length, p.width, nullptr);
+  }
+}
+
 template <class F>
-__global__ void __launch_bounds__(F::kThreadsOfAll, F::kCtas)
-    attention_fwd_plain_kernel(const __grid_constant__ AttentionCall p, const int tiles) {
+__global__ void __launch_bounds__(F::kAllThreads, F::kCtas)
+    attention_fwd_plain_kernel(const __grid_constant__ AttentionCall p, const int groups) {
   using E = typename F::E;
   using T = typename E::T;
-  constexpr int kSize = kTile * F::kHalves;  // tokens of a CTA's tile
   extern __shared__ __align__(1024) unsigned char shared[];
-  T* const stages = reinterpret_cast<T*>(shared);
+  T* const queries = reinterpret_cast<T*>(shared);             // [2][half]
+  T* const ring = queries + 2 * F::kHalves * E::kElements;     // [slot][key, value]
 
   const int group = threadIdx.x / kThreads, lane = threadIdx.x % 32;
   const int row = threadIdx.x % kThreads / 32 * 16;
   const Plan plan(p, 0);
   const float scale = fabsf(p.scale) * 1.4426950408889634f;
-  // Where key tile j of a CTA's tile begins in its list.
-  const auto start = [&](int j, int first) {
-    const bool before = F::kPrevious && j / F::kHalves == (F::kSorted ? 1 : 0);
-    return first + j % F::kHalves * kTile - (before ? kSize : 0);
-  };
-  const auto is_sorted = [](int j) { return F::kSorted && j < F::kHalves; };
 
-  const auto load = [&](int tile, int stage) {
-    if (tile < tiles) {
-      const TilePlace at(p, tile, kSize);
-      T* const q = stages + stage * F::kStage;
-      T* const keys = q + F::kHalves * E::kElements;
-      const T* const query = head_of<const T>(p.query, p.sequences, at.batch, at.head);
-#pragma unroll
-      for (int half = 0; half < F::kHalves; ++half) {
-        load_rows<E, F::kThreadsOfAll>(q + half * E::kElements, query, p.query.token,
-                                       at.first + half * kTile, p.length, p.width, nullptr);
-      }
-#pragma unroll
-      for (int side = 0; side < 2; ++side) {
-        const Tokens& view = side == 0 ? p.key : p.value;
-        const T* const local = head_of<const T>(view, p.sequences, at.batch, at.head);
-        const int positions = p.rows * p.block;
-        const T* const sorted = static_cast<const T*>(side == 0 ? p.sorted_key : p.sorted_value) +
-                                at.flat_head(p) * positions * p.width;
-#pragma unroll
-        for (int j = 0; j < F::kKeyTiles; ++j) {
-          T* const to = keys + (side * F::kKeyTiles + j) * E::kElements;
-          const int first = start(j, at.first);
-          if (is_sorted(j)) {
-            load_rows<E, F::kThreadsOfAll>(to, sorted, p.width, first, positions, p.width, nullptr);
-          } else {  // before the first tile there are zeros
-            load_rows<E, F::kThreadsOfAll>(to, local, view.token, max(first, 0),
-                                           first < 0 ? 0 : p.length, p.width, nullptr);
-          }
-        }
-      }
+  // What is loaded next: key tile next_j of group `next`, the number next_turn of this CTA's.
+  int next = blockIdx.x, next_j = 0, next_turn = 0, next_slot = 0;
+  const auto load_next = [&] {
+    if (next < groups) {
+      load_plain<F>(p, TilePlace(p, next, F::kTokens), next_j,
+                    queries + next_turn % 2 * F::kHalves * E::kElements,
+                    ring + next_slot * 2 * E::kElements);
     }
     commit_copies();
+    next_slot = next_slot + 1 == F::kRing ? 0 : next_slot + 1;
+    if (++next_j == F::kKeyTiles) {
+      next_j = 0;
+      next += gridDim.x;
+      ++next_turn;
+    }
   };
-
-  int stage = 0;
-  load(blockIdx.x, 0);
-  for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x, stage ^= 1) {
-    const TilePlace at(p, tile, kSize);
-    T* const q = stages + stage * F::kStage + group * E::kElements;
-    const T* const keys = stages + stage * F::kStage + F::kHalves * E::kElements;
-    const T* const values = keys + F::kKeyTiles * E::kElements;
-    wait_copies<0>();
-    E::publish();
-    __syncthreads();  // this stage is loaded, and the other one has been read
-    load(tile + gridDim.x, stage ^ 1);
-
-    float s[F::kKeyTiles][8][4];
-    E::begin();
 #pragma unroll
-    for (int j = 0; j < F::kKeyTiles; ++j) E::scores(s[j], q, keys + j * E::kElements, row, lane);
-    E::end();
+  for (int i = 0; i + 1 < F::kRing; ++i) load_next();
+
+  int slot = 0, turn = 0;
+  bool finite = true;
+  for (int tile = blockIdx.x; tile < groups; tile += gridDim.x, ++turn) {
+    const TilePlace at(p, tile, F::kTokens);
+    T* const q = queries + (turn % 2 * F::kHalves + group) * E::kElements;
     const int low = at.first + group * kTile + row + lane / 4;  // this lane's queries: low, low + 8
-    float top[2] = {-INFINITY, -INFINITY};
+    const Interval sorted[2] = {plan.seen(List::kSorted, low), plan.seen(List::kSorted, low + 8)};
+    const Interval local[2] = {plan.seen(List::kLocal, low), plan.seen(List::kLocal, low + 8)};
+    RunningSoftmax<64> softmax;
 #pragma unroll
     for (int j = 0; j < F::kKeyTiles; ++j) {
-      E::settle(s[j]);
+      const T* const k = ring + slot * 2 * E::kElements;
+      slot = slot + 1 == F::kRing ? 0 : slot + 1;
+      wait_copies<F::kRing - 2>();
+      E::publish();
+      __syncthreads();  // this tile is there, and the one before has been read
+      load_next();
+      float s[8][4];
+      E::begin();
+      E::scores(s, q, k, row, lane);
+      E::end();
+      E::settle(s);
       if (p.scale < 0.0f) {
 #pragma unroll
         for (int n = 0; n < 8; ++n) {
 #pragma unroll
-          for (int c = 0; c < 4; ++c) s[j][n][c] = -s[j][n][c];
+          for (int c = 0; c < 4; ++c) s[n][c] = -s[n][c];
         }
       }
-      const List list = is_sorted(j) ? List::kSorted : List::kLocal;
-      const Interval seen[2] = {plan.seen(list, low), plan.seen(list, low + 8)};
-      const int first = start(j, at.first);
+      const bool is_sorted = F::is_sorted(j);
+      const Interval seen[2] = {is_sorted ? sorted[0] : local[0], is_sorted ? sorted[1] : local[1]};
+      const int first = F::start(j, at.first);
       const auto all = [&](const Interval& x) { return x.begin <= first && x.end >= first + kTile; };
-      if (!__all_sync(0xFFFFFFFFu, all(seen[0]) && all(seen[1]))) {
-        hide(s[j], seen, first, nullptr, lane);
-      }
-#pragma unroll
-      for (int n = 0; n < 8; ++n) {
-#pragma unroll
-        for (int c = 0; c < 4; ++c) top[c / 2] = fmaxf(top[c / 2], s[j][n][c]);
-      }
+      if (!__all_sync(0xFFFFFFFFu, all(seen[0]) && all(seen[1]))) hide(s, seen, first, nullptr, lane);
+      softmax.merge(s, scale, nullptr, lane);
+      Packed share;
+      pack_left<T>(share, s);
+      E::settle(softmax.out);
+      E::begin();
+      E::template gather<64>(softmax.out, share, k + E::kElements, 0, lane);
+      E::end();
+      E::settle(softmax.out);
     }
 
-    float base[2], sum[2] = {0.0f, 0.0f}, factor[2];
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      top[half] = quad_max(top[half]);
-      if (top[half] != -INFINITY) top[half] *= scale;
-      base[half] = top[half] == -INFINITY ? 0.0f : top[half];
-    }
-    Packed share[F::kKeyTiles];
-#pragma unroll
-    for (int j = 0; j < F::kKeyTiles; ++j) {
-#pragma unroll
-      for (int n = 0; n < 8; ++n) {
-#pragma unroll
-        for (int c = 0; c < 4; ++c) {
-          s[j][n][c] = power_of_2(s[j][n][c] * scale - base[c / 2]);
-          sum[c / 2] += s[j][n][c];
-        }
-      }
-      pack_left<T>(share[j], s[j]);
-    }
-    float out[8][4] = {};
-    E::settle(out);
-    E::begin();
-#pragma unroll
-    for (int j = 0; j < F::kKeyTiles; ++j) {
-      E::template gather<64>(out, share[j], values + j * E::kElements, 0, lane);
-    }
+    softmax.finish();
     float* const stats = p.stats + at.flat_head(p) * 2 * p.queries;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      sum[half] = quad_sum(sum[half]);
-      factor[half] = sum[half] == 0.0f ? 0.0f : 1.0f / sum[half];
       const int t = low + 8 * half;
       if (lane % 4 == 0 && t < p.queries) {
-        stats[t] = top[half];
-        stats[p.queries + t] = sum[half];
+        stats[t] = softmax.largest[half];
+        stats[p.queries + t] = softmax.sum[half];
       }
     }
-    E::end();
-    E::settle(out);
     sync_group(group);  // the group's queries have been read
-    store_rows<E, 64>(q, out, factor[0], factor[1], row, lane,
+    store_rows<E, 64>(q, softmax.out, softmax.inverse(0), softmax.inverse(1), row, lane,
                       head_of<T>(p.out, p.sequences, at.batch, at.head), p.out.token,
                       at.first + group * kTile, p.queries, p.width);
-    const bool asks[2] = {low < p.queries, low + 8 < p.queries};
-    redo_rows<T, 8>(p, Dropout{}, out, at.batch, at.head, low - lane / 4, asks, lane);
+#pragma unroll
+    for (int n = 0; n < 8; ++n) {
+#pragma unroll
+      for (int c = 0; c < 4; ++c) finite &= fabsf(softmax.out[n][c]) < INFINITY;
+    }
+  }
+
+  if (__all_sync(0xFFFFFFFFu, finite)) return;
+  __syncwarp();  // what other lanes stored is read here
+  for (int tile = blockIdx.x; tile < groups; tile += gridDim.x) {
+    const TilePlace at(p, tile, F::kTokens);
+    redo_stored_rows<T>(p, at.batch, at.head, at.first + group * kTile + row, lane);
   }
 }
 

@@ -1,11 +1,12 @@
 // The dispatch of attention's kernels: which instantiations exist, and how they are launched.
 //
-// Widths 32, 64, 128 and 256; another D runs in the next larger one, its columns filled with zeros.
-// On Hopper 64 and 128 have products of their own.
+// Widths 32, 64, 128 and, in half types, 256; another D runs in the next larger one, its columns
+// filled with zeros. On Hopper 64 and 128 have products of their own, for half types.
 // Tiles are 64 x 64 throughout: at D = 64 forward then needs 45 KB of shared memory and backward
 // 64, so that four and three CTAs share a multiprocessor and hide each other's loads.
 #pragma once
 
+#include <algorithm>
 #include <stdexcept>
 
 #include "kernels/cuda/check.cuh"
@@ -40,8 +41,9 @@ void launch(const char* name, Kernel kernel, dim3 grid, int threads, int shared,
 bool on_hopper();
 
 int multiprocessors();  // of the current card
+int most_shared();      // bytes of shared memory that a CTA may ask of it
 
-// f.template operator()<Engine>() for the call's type and width, on this card.
+// f.template operator()<Engine>() for the call's half type and width, on this card.
 template <class F>
 void for_engine(const AttentionCall& call, F f) {
   const auto with_type = [&]<class T>() {
@@ -64,11 +66,45 @@ void for_engine(const AttentionCall& call, F f) {
   }
 }
 
+// The same for float32, whose tiles are twice as large: six of 256 columns would not fit.
+constexpr int kMaxFloatWidth = 128;
+template <class F>
+void for_float_engine(const AttentionCall& call, F f) {
+  if (call.width <= 32) {
+    f.template operator()<Portable<float, 32>>();
+  } else if (call.width <= 64) {
+    f.template operator()<Portable<float, 64>>();
+  } else {
+    f.template operator()<Portable<float, kMaxFloatWidth>>();
+  }
+}
+
 inline int tiles_of(int positions) { return (positions + kTile - 1) / kTile; }
+
+// How many CTAs share the `tiles` of each of `heads`, where `slots` CTAs run at a time: as many as
+// finish first. Beginning and ending one takes as long as two tiles.
+inline int even_shares(int64_t heads, int tiles, int slots) {
+  constexpr int kOverhead = 2;
+  int best = 1;
+  int64_t least = 0;
+  for (int shares = 1; shares <= std::min(tiles, slots); ++shares) {
+    const int64_t rounds = (heads * shares + slots - 1) / slots;
+    const int64_t time = rounds * ((tiles + shares - 1) / shares + kOverhead);
+    if (shares == 1 || time < least) {
+      least = time;
+      best = shares;
+    }
+  }
+  return best;
+}
 
 // The common cases of forward on Hopper.
 bool fwd_plain(const AttentionCall& call);
 void launch_attention_fwd_plain(const AttentionCall& call, Stream stream);
+
+// float32, in files of their own.
+void launch_attention_fwd_float(const AttentionCall& call, Stream stream);
+void launch_attention_bwd_float(const AttentionCall& call, Stream stream);
 
 // Backward in one kernel for D <= 64; see attention_bwd.cuh.
 bool bwd_together(const AttentionCall& call);

@@ -117,4 +117,19 @@ __device__ __forceinline__ void redo_rows(const AttentionCall& p, const Dropout&
   }
 }
 
+// The same of 16 queries that have been stored, by a warp that saw one. A kernel that keeps its
+// registers full does this at its end.
+template <class T>
+__device__ __forceinline__ void redo_stored_rows(const AttentionCall& p, int batch, int head,
+                                                 int first, int lane) {
+  const T* const out = head_of<const T>(p.out, p.sequences, batch, head);
+  for (int t = first; t < min(first + 16, p.queries); ++t) {
+    bool finite = true;
+    for (int d = lane; d < p.width; d += 32) {
+      finite &= fabsf(to_float(out[t * p.out.token + d])) < INFINITY;
+    }
+    if (!__all_sync(0xFFFFFFFFu, finite)) attention_row<T>(p, Dropout{}, batch, head, t, lane);
+  }
+}
+
 }  // namespace sinkhorn::cuda

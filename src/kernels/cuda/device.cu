@@ -21,4 +21,11 @@ int multiprocessors() {
   return count;
 }
 
+int most_shared() {
+  int device = 0, bytes = 0;
+  check(cudaGetDevice(&device), "device");
+  check(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), "device");
+  return bytes;
+}
+
 }  // namespace sinkhorn::cuda

@@ -1,6 +1,6 @@
 // Two ways to do the same few products on tiles of 64 rows of kWidth numbers: `Portable` with the
-// warp-wide instructions of sm_80 and later, `Hopper` with the warpgroup-wide ones of sm_90a. The
-// attention kernels are written once, on either.
+// warp-wide instructions of sm_80 and later, `Hopper` with the warpgroup-wide ones of sm_90a, which
+// float32 does without. The attention kernels are written once, on either.
 //
 //   scores     s = left right'                16 rows of a warp against 64 rows
 //   gather     out += x tile                  x, 16 x 64, from registers; columns of the tile
@@ -16,9 +16,11 @@
 namespace sinkhorn::cuda {
 
 // A warp's 16 x 64 numbers as the left side of a product.
-using Packed = uint32_t[4][4];
 template <class T>
-__device__ __forceinline__ void pack_left(Packed& a, const float (&x)[8][4]) {
+using PackedAs = Operand<T>[4];
+using Packed = PackedAs<__nv_bfloat16>;  // of either half type
+template <class T>
+__device__ __forceinline__ void pack_left(PackedAs<T>& a, const float (&x)[8][4]) {
 #pragma unroll
   for (int step = 0; step < 4; ++step) accumulators_to_a<T>(a[step], x[2 * step], x[2 * step + 1]);
 }
@@ -26,7 +28,7 @@ __device__ __forceinline__ void pack_left(Packed& a, const float (&x)[8][4]) {
 template <class T_, int kWidth_>
 struct Portable {
   using T = T_;
-  static constexpr int kWidth = kWidth_, kPitch = kWidth + kPad;
+  static constexpr int kWidth = kWidth_, kPitch = kWidth + kRowPad<T>;
   static constexpr int kElements = kTile * kPitch;               // of a tile
   static constexpr int kScoreElements = kTile * (kTile + kPad);  // of a tile of scores
   static constexpr bool kWarpsAlone = true;                      // a warp may leave out a product
@@ -50,27 +52,27 @@ struct Portable {
     }
 #pragma unroll
     for (int d = 0; d < kWidth; d += 16) {
-      uint32_t a[4], b[4];
+      Operand<T> a, b;
       load_a<kPitch>(a, left, row, d, lane);
+      const auto& left_ready = ready(a);
 #pragma unroll
       for (int n = 0; n < 8; n += 2) {
         load_b<kPitch>(b, right, n * 8, d, lane);
-        mma<T>(s[n], a, b[0], b[1]);
-        mma<T>(s[n + 1], a, b[2], b[3]);
+        mma_pair<T>(s[n], s[n + 1], left_ready, ready(b));
       }
     }
   }
   template <int kOut>
-  static __device__ __forceinline__ void gather(float (&out)[kOut / 8][4], const Packed& x,
+  static __device__ __forceinline__ void gather(float (&out)[kOut / 8][4], const PackedAs<T>& x,
                                                 const T* tile, int column, int lane) {
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
-      uint32_t b[4];
+      Operand<T> b;
+      const auto& left_ready = ready(x[step]);
 #pragma unroll
       for (int n = 0; n < kOut / 8; n += 2) {
-        load_b_transposed<kPitch>(b, tile, column + n * 8, step * 16, lane);
-        mma<T>(out[n], x[step], b[0], b[1]);
-        mma<T>(out[n + 1], x[step], b[2], b[3]);
+        load_b_gathered<kPitch>(b, tile, column + n * 8, step * 16, lane);
+        mma_pair<T>(out[n], out[n + 1], left_ready, ready(b));
       }
     }
   }
@@ -78,13 +80,13 @@ struct Portable {
                                                   const T* tile, int row, int lane) {
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
-      uint32_t a[4], b[4];
+      Operand<T> a, b;
       load_a_transposed<kTile + kPad>(a, ds, row, step * 16, lane);
+      const auto& left_ready = ready(a);
 #pragma unroll
       for (int n = 0; n < kWidth / 8; n += 2) {
         load_b_transposed<kPitch>(b, tile, n * 8, step * 16, lane);
-        mma<T>(out[n], a, b[0], b[1]);
-        mma<T>(out[n + 1], a, b[2], b[3]);
+        mma_pair<T>(out[n], out[n + 1], left_ready, ready(b));
       }
     }
   }
@@ -180,9 +182,9 @@ __device__ __forceinline__ void load_rows(typename E::T* tile, const typename E:
                                           int64_t stride, int first, int limit, int width,
                                           const uint8_t* real, int thread = threadIdx.x) {
   using T = typename E::T;
-  constexpr int kPieces = E::kWidth / 8, kApart = kThreadsOfLoad / kPieces;
+  constexpr int kPieces = E::kWidth / kPiece<T>, kApart = kThreadsOfLoad / kPieces;
   static_assert(kApart % 8 == 0 || E::kWarpsAlone);  // the swizzle repeats every eight rows
-  const int r = thread / kPieces, c = thread % kPieces * 8;
+  const int r = thread / kPieces, c = thread % kPieces * kPiece<T>;
   const T* from = rows + (first + r) * stride + c;
   T* const to = tile + E::at(r, c);
   if (first + kTile <= limit && width == E::kWidth && real == nullptr) {
@@ -209,18 +211,16 @@ __device__ __forceinline__ void store_rows(typename E::T* tile, const float (&x)
                                            typename E::T* rows, int64_t stride, int first,
                                            int limit, int width) {
   using T = typename E::T;
-  constexpr int kPieces = kOut / 8, kApart = 32 / kPieces;  // rows between a lane's pieces
+  constexpr int kPieces = kOut / kPiece<T>, kApart = 32 / kPieces;  // rows between a lane's pieces
   __syncwarp();
 #pragma unroll
-  for (int n = 0; n < kPieces; ++n) {
+  for (int n = 0; n < kOut / 8; ++n) {
     const int r = row + lane / 4, c = n * 8 + lane % 4 * 2;
-    *reinterpret_cast<uint32_t*>(tile + E::at(r, c)) =
-        pack<T>(x[n][0] * factor_low, x[n][1] * factor_low);
-    *reinterpret_cast<uint32_t*>(tile + E::at(r + 8, c)) =
-        pack<T>(x[n][2] * factor_high, x[n][3] * factor_high);
+    store_pair(tile + E::at(r, c), x[n][0] * factor_low, x[n][1] * factor_low);
+    store_pair(tile + E::at(r + 8, c), x[n][2] * factor_high, x[n][3] * factor_high);
   }
   __syncwarp();
-  const int r = row + lane / kPieces, c = lane % kPieces * 8;
+  const int r = row + lane / kPieces, c = lane % kPieces * kPiece<T>;
   T* to = rows + (first + r) * stride + c;
   const int left = c < width ? limit - first - r : 0;
 #pragma unroll

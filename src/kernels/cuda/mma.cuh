@@ -4,17 +4,32 @@
 // A product is C[16 x 8] += A[16 x 16] B[16 x 8] by one warp, in float32. Lane l holds of C the
 // elements (l/4, 2(l%4) + {0, 1}) in c[0], c[1] and those eight rows below in c[2], c[3]. Tiles lie
 // in shared memory in rows of kPitch elements; a pitch is the width plus 8, so that eight rows of
-// 16 bytes never share a bank.
+// 16 bytes never share a bank. float32 has its own products (mma_float.cuh), under the same names.
 #pragma once
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
 #include <cstdint>
+#include <type_traits>
+
+#include "kernels/cuda/mma_float.cuh"
 
 namespace sinkhorn::cuda {
 
 constexpr int kPad = 8;
+// For tiles read along their rows.
+template <class T>
+constexpr int kRowPad = sizeof(T) == 4 ? 4 : kPad;
+
+// Numbers in 16 bytes, the piece that copies and stores move.
+template <class T>
+constexpr int kPiece = 16 / static_cast<int>(sizeof(T));
+
+// What a lane holds of A[16 x 16] or of B[16 x 16], as loaded; ready() gives what products take.
+template <class T>
+using Operand = std::conditional_t<std::is_same_v<T, float>, FloatOperand, uint32_t[4]>;
+__device__ __forceinline__ const uint32_t (&ready(const uint32_t (&x)[4]))[4] { return x; }
 
 template <class T>
 __device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
@@ -32,6 +47,14 @@ __device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint3
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
   }
+}
+
+// c += A B for columns 0 .. 7 of B, next += A B for the other eight.
+template <class T>
+__device__ __forceinline__ void mma_pair(float (&c)[4], float (&next)[4], const uint32_t (&a)[4],
+                                         const uint32_t (&b)[4]) {
+  mma<T>(c, a, b[0], b[1]);
+  mma<T>(next, a, b[2], b[3]);
 }
 
 __device__ __forceinline__ uint32_t shared_address(const void* p) {
@@ -79,6 +102,12 @@ __device__ __forceinline__ void load_b_transposed(uint32_t (&b)[4], const T* til
   load_matrices_transposed(
       b, tile + (k + (lane & 7) + (group & 1) * 8) * kPitch + n + (group >> 1) * 8);
 }
+// The same for an A that was accumulators; float32 has an order of its own there.
+template <int kPitch, class T>
+__device__ __forceinline__ void load_b_gathered(uint32_t (&b)[4], const T* tile, int n, int k,
+                                                int lane) {
+  load_b_transposed<kPitch>(b, tile, n, k, lane);
+}
 
 template <class T>
 __device__ __forceinline__ uint32_t pack(float low, float high) {
@@ -116,6 +145,75 @@ __device__ __forceinline__ T from_float(float x) {
     return __float2half_rn(x);
   } else {
     return x;
+  }
+}
+
+// Two or four numbers side by side, on a multiple of as many.
+template <class T>
+__device__ __forceinline__ void store_pair(T* to, float low, float high) {
+  if constexpr (sizeof(T) == 4) {
+    *reinterpret_cast<float2*>(to) = make_float2(low, high);
+  } else {
+    *reinterpret_cast<uint32_t*>(to) = pack<T>(low, high);
+  }
+}
+template <class T>
+__device__ __forceinline__ void store_four(T* to, const float (&x)[4]) {
+  if constexpr (sizeof(T) == 4) {
+    *reinterpret_cast<float4*>(to) = make_float4(x[0], x[1], x[2], x[3]);
+  } else {
+    *reinterpret_cast<uint2*>(to) = make_uint2(pack<T>(x[0], x[1]), pack<T>(x[2], x[3]));
+  }
+}
+template <class T>
+__device__ __forceinline__ float2 load_pair(const T* from) {
+  if constexpr (sizeof(T) == 4) {
+    return *reinterpret_cast<const float2*>(from);
+  } else {
+    return unpack<T>(*reinterpret_cast<const uint32_t*>(from));
+  }
+}
+// A piece and its numbers.
+template <class T>
+__device__ __forceinline__ void unpack_piece(float (&to)[kPiece<T>], const uint4& piece) {
+  const uint32_t parts[4] = {piece.x, piece.y, piece.z, piece.w};
+#pragma unroll
+  for (int e = 0; e < 4; ++e) {
+    if constexpr (sizeof(T) == 4) {
+      to[e] = __uint_as_float(parts[e]);
+    } else {
+      const float2 pair = unpack<T>(parts[e]);
+      to[2 * e] = pair.x;
+      to[2 * e + 1] = pair.y;
+    }
+  }
+}
+template <class T>
+__device__ __forceinline__ uint4 pack_piece(const float (&from)[kPiece<T>]) {
+  uint32_t parts[4];
+#pragma unroll
+  for (int e = 0; e < 4; ++e) {
+    if constexpr (sizeof(T) == 4) {
+      parts[e] = __float_as_uint(from[e]);
+    } else {
+      parts[e] = pack<T>(from[2 * e], from[2 * e + 1]);
+    }
+  }
+  return make_uint4(parts[0], parts[1], parts[2], parts[3]);
+}
+// total += the product of two pieces, number by number.
+template <class T>
+__device__ __forceinline__ void add_product(float& total, const uint4& left, const uint4& right) {
+  const uint32_t a[4] = {left.x, left.y, left.z, left.w};
+  const uint32_t b[4] = {right.x, right.y, right.z, right.w};
+#pragma unroll
+  for (int e = 0; e < 4; ++e) {
+    if constexpr (sizeof(T) == 4) {
+      total += __uint_as_float(a[e]) * __uint_as_float(b[e]);
+    } else {
+      const float2 x = unpack<T>(a[e]), y = unpack<T>(b[e]);
+      total += x.x * y.x + x.y * y.y;
+    }
   }
 }
 

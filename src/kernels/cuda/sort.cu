@@ -9,7 +9,7 @@ namespace {
 constexpr int kWide = 256;
 constexpr int64_t kZeroedApart = 1 << 20;  // numbers of dR worth a step of their own to clear
 
-// A thread eight numbers of a row of the selected matrix. Grid: rows, heads.
+// A thread a piece of a row of the selected matrix. Grid: rows, heads.
 template <class T>
 __global__ void __launch_bounds__(kWide)
     select_kernel(const __grid_constant__ AttentionCall p, T* selected) {
@@ -17,15 +17,14 @@ __global__ void __launch_bounds__(kWide)
   const int64_t flat_head = blockIdx.y;
   const uint8_t* const live = live_of(p, flat_head);
   T* const row = selected + (flat_head * p.rows + i) * pitch;
-  for (int j = threadIdx.x * 8; j < pitch; j += kWide * 8) {
-    float x[8];
+  for (int j = threadIdx.x * kPiece<T>; j < pitch; j += kWide * kPiece<T>) {
+    float x[kPiece<T>];
 #pragma unroll
-    for (int e = 0; e < 8; ++e) {
+    for (int e = 0; e < kPiece<T>; ++e) {
       const bool reads = j + e < p.blocks && allowed(p, live, i, j + e);
       x[e] = reads ? sort_at(p, flat_head, i, j + e) : 0.0f;
     }
-    *reinterpret_cast<uint4*>(row + j) = make_uint4(pack<T>(x[0], x[1]), pack<T>(x[2], x[3]),
-                                                    pack<T>(x[4], x[5]), pack<T>(x[6], x[7]));
+    *reinterpret_cast<uint4*>(row + j) = pack_piece<T>(x);
   }
 }
 
@@ -101,16 +100,13 @@ __global__ void __launch_bounds__(kWide)
   const int side = blockIdx.z % 2, i = blockIdx.y, columns = h.columns();
   T* const row = static_cast<T*>(side == 0 ? p.sorted_key : p.sorted_value) + h.sorted(i, 0);
 #pragma unroll 4
-  for (int c = threadIdx.x * 8; c < columns; c += kWide * 8) {
-    const uint4 x = *reinterpret_cast<const uint4*>(row + c);
-    const uint32_t parts[4] = {x.x, x.y, x.z, x.w};
+  for (int c = threadIdx.x * kPiece<T>; c < columns; c += kWide * kPiece<T>) {
+    float x[kPiece<T>];
+    unpack_piece<T>(x, *reinterpret_cast<const uint4*>(row + c));
     bool finite = true;
 #pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      const float2 pair = unpack<T>(parts[e]);
-      finite &= fabsf(pair.x) < INFINITY && fabsf(pair.y) < INFINITY;
-    }
-    for (int e = 0; !finite && e < 8; ++e) {
+    for (int e = 0; e < kPiece<T>; ++e) finite &= fabsf(x[e]) < INFINITY;
+    for (int e = 0; !finite && e < kPiece<T>; ++e) {
       row[c + e] = from_float<T>(sum_exactly<T, false>(h, nullptr, side, i, c + e));
     }
   }
@@ -118,10 +114,10 @@ __global__ void __launch_bounds__(kWide)
 
 template <class F>
 void with_type(Type type, F f) {
-  if (type == Type::kBFloat16) {
-    f.template operator()<__nv_bfloat16>();
-  } else {
-    f.template operator()<__half>();
+  switch (type) {
+    case Type::kBFloat16: return f.template operator()<__nv_bfloat16>();
+    case Type::kFloat16: return f.template operator()<__half>();
+    default: return f.template operator()<float>();
   }
 }
 
@@ -137,11 +133,7 @@ void launch_product(const char* name, const AttentionCall& call, const void* sel
     const auto with_rows = [&]<int kRows>() {
       const int tiles = (rows + kRows - 1) / kRows;
       const dim3 grid(sort_shares(static_cast<int64_t>(tiles) * heads, columns), tiles, heads);
-      launch(name, sort_kernel<T, kRows, kUndo>, grid, kRows * 2,
-             kSortStages *
-                 ((kUndo ? kSortDepth * (kRows + kPad) : kRows * (kSortDepth + kPad)) +
-                  kSortDepth * (kSortColumns + kPad)) *
-                 2,
+      launch(name, sort_kernel<T, kRows, kUndo>, grid, kRows * 2, sort_shared<T, kRows, kUndo>(),
              stream, call, selected);
     };
     if (rows <= 64) {
@@ -155,8 +147,8 @@ void launch_product(const char* name, const AttentionCall& call, const void* sel
 }  // namespace
 
 void launch_select(const AttentionCall& call, void* selected, Stream stream) {
-  const int threads = std::min(kWide, (selected_pitch(call.blocks) / 8 + 31) / 32 * 32);
   with_type(call.type, [&]<class T>() {
+    const int threads = std::min(kWide, (selected_pitch(call.blocks) / kPiece<T> + 31) / 32 * 32);
     launch("sort_select", select_kernel<T>, dim3(call.rows, call.batch * call.heads), threads, 0,
            stream, call, static_cast<T*>(selected));
   });
@@ -170,21 +162,6 @@ void launch_weight(const AttentionCall& call, Stream stream) {
 int sort_shares(int64_t groups, int tiles) {
   constexpr int64_t kWanted = 132 * 8;
   return static_cast<int>(std::clamp<int64_t>((kWanted + groups - 1) / groups, 1, tiles));
-}
-
-int full_waves(int64_t groups, int tiles, int ctas) {
-  const int64_t at_once = int64_t{132} * ctas, most = std::min<int64_t>(tiles, at_once);
-  int64_t best = 1;
-  double best_filled = 0.0;
-  for (int64_t shares = 1; shares <= most && best_filled < 0.95; ++shares) {
-    const int64_t waves = (groups * shares + at_once - 1) / at_once;
-    const double filled = static_cast<double>(groups * shares) / static_cast<double>(waves * at_once);
-    if (filled > best_filled) {
-      best = shares;
-      best_filled = filled;
-    }
-  }
-  return static_cast<int>(best);
 }
 
 void launch_sort(const AttentionCall& call, const void* selected, Stream stream) {
@@ -203,7 +180,7 @@ int undo_splits(const AttentionCall& call) {
   if (sorts_few(call)) return undo_few_splits(call);
   if (call.blocks <= kSmallBlocks) return undo_small_splits(call);
   const int64_t heads = static_cast<int64_t>(call.batch) * call.heads;
-  const int columns = 2 * ((call.block * call.width + kSortDepth - 1) / kSortDepth);
+  const int columns = 2 * ((call.block * call.width + 63) / 64);
   const int64_t across = (call.blocks + 127) / 128, down = (call.rows + 127) / 128;
   return std::min(sort_shares(heads * across * down, columns), 16);
 }
@@ -220,7 +197,7 @@ void launch_undo(const AttentionCall& call, const void* selected, float* partial
     constexpr int kRows = 128;
     const int tiles = (call.rows + kRows - 1) / kRows * ((call.blocks + kRows - 1) / kRows);
     launch("sort_products", sort_products_kernel<T, kRows>, dim3(splits, tiles, heads), kRows * 2,
-           sort_products_shared<kRows>(), stream, call, partial);
+           sort_products_shared<T, kRows>(), stream, call, partial);
   });
 }
 
@@ -235,11 +212,7 @@ void launch_sort_grad(const AttentionCall& call, const float* partial, int split
     launch("sort_grad", sort_grad_kernel<S>, grid, std::min(kWide, call.blocks), 0, stream, call,
            partial, splits, weight_splits, static_cast<S*>(grad_sort));
   };
-  switch (call.sort_type) {
-    case Type::kBFloat16: return finish.template operator()<__nv_bfloat16>();
-    case Type::kFloat16: return finish.template operator()<__half>();
-    default: return finish.template operator()<float>();
-  }
+  with_type(call.sort_type, finish);
 }
 
 }  // namespace sinkhorn::cuda

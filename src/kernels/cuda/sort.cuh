@@ -20,7 +20,9 @@
 
 namespace sinkhorn::cuda {
 
-constexpr int kSortColumns = 128, kSortDepth = 64, kSortStages = 3;
+constexpr int kSortColumns = 128, kSortStages = 3;
+template <class T>
+constexpr int kSortDepth = 128 / static_cast<int>(sizeof(T));  // of a tile along the sum
 
 // The causal rule, and both blocks live. live: this sequence's [N], or null.
 __device__ __forceinline__ bool allowed(const AttentionCall& p, const uint8_t* live, int i, int j) {
@@ -88,17 +90,6 @@ struct SortHead {
   }
 };
 
-// kBatch x (left 32 x right 64) of a step of 16: what every product here does.
-template <class T, int kTiles8>
-__device__ __forceinline__ void multiply(float (&c)[2][kTiles8][4], const uint32_t (&a)[2][4],
-                                         const uint32_t (&b)[4], int n) {
-#pragma unroll
-  for (int m = 0; m < 2; ++m) {
-    mma<T>(c[m][n], a[m], b[0], b[1]);
-    mma<T>(c[m][n + 1], a[m], b[2], b[3]);
-  }
-}
-
 // One number again, over the sources it reads and no other.
 template <class T, bool kUndo>
 __device__ __noinline__ float sum_exactly(const SortHead<T>& h, const T* sorted, int side, int r,
@@ -120,13 +111,27 @@ __device__ __noinline__ float sum_exactly(const SortHead<T>& h, const T* sorted,
   return total;
 }
 
+// The tiles of R and of the columns, one stage.
+template <class T, int kRows, bool kUndo>
+constexpr int kSortPitchA = kUndo ? kRows + kPad : kSortDepth<T> + kRowPad<T>;
+template <class T, int kRows, bool kUndo>
+constexpr int kSortSizeA = (kUndo ? kSortDepth<T> : kRows) * kSortPitchA<T, kRows, kUndo>;
+template <class T, int kRows, bool kUndo>
+constexpr int sort_shared() {
+  return kSortStages * (kSortSizeA<T, kRows, kUndo> + kSortDepth<T> * (kSortColumns + kPad)) *
+         static_cast<int>(sizeof(T));
+}
+// CTAs a multiprocessor: float32 needs its registers for the halves of its numbers.
+template <class T, int kRows>
+constexpr int kSortCtas = (kRows == 64 ? 4 : 2) / (sizeof(T) == 4 ? 2 : 1);
+
 // kUndo: undo. Grid: shares of the columns, row tiles, heads * 2 sides.
 template <class T, int kRows, bool kUndo>
-__global__ void __launch_bounds__(kRows * 2, kRows == 64 ? 4 : 2)
+__global__ void __launch_bounds__(kRows * 2, kSortCtas<T, kRows>)
     sort_kernel(const __grid_constant__ AttentionCall p, const void* selected_matrix) {
-  constexpr int kThreads = kRows * 2;
-  constexpr int kPitchA = (kUndo ? kRows : kSortDepth) + kPad, kPitchB = kSortColumns + kPad;
-  constexpr int kSizeA = kUndo ? kSortDepth * (kRows + kPad) : kRows * (kSortDepth + kPad);
+  constexpr int kThreads = kRows * 2, kDepth = kSortDepth<T>, kPiece = cuda::kPiece<T>;
+  constexpr int kPitchA = kSortPitchA<T, kRows, kUndo>, kPitchB = kSortColumns + kPad;
+  constexpr int kSizeA = kSortSizeA<T, kRows, kUndo>;
   extern __shared__ __align__(16) unsigned char shared[];
   T* const a_tiles = reinterpret_cast<T*>(shared);    // [stage]
   T* const b_tiles = a_tiles + kSortStages * kSizeA;  // [stage]
@@ -143,8 +148,8 @@ __global__ void __launch_bounds__(kRows * 2, kRows == 64 ? 4 : 2)
       static_cast<const T*>(side == 0 ? p.grad_sorted_key : p.grad_sorted_value);
 
   // Sources, or destinations, that these rows meet.
-  const int begin = kUndo ? min(depth, h.first_reader(first_row)) / kSortDepth : 0;
-  const int end = ((kUndo ? depth : h.reach(last_row)) + kSortDepth - 1) / kSortDepth;
+  const int begin = kUndo ? min(depth, h.first_reader(first_row)) / kDepth : 0;
+  const int end = ((kUndo ? depth : h.reach(last_row)) + kDepth - 1) / kDepth;
   const int deep = max(1, end - begin);  // at least one, of zeros, so that every result is written
   const int column_tiles = (h.columns() + kSortColumns - 1) / kSortColumns;
   const int share = (column_tiles + gridDim.x - 1) / gridDim.x;
@@ -154,24 +159,24 @@ __global__ void __launch_bounds__(kRows * 2, kRows == 64 ? 4 : 2)
 
   const auto load = [&](int step) {
     if (step < steps) {
-      const int stage = step % kSortStages, k = (begin + step % deep) * kSortDepth;
+      const int stage = step % kSortStages, k = (begin + step % deep) * kDepth;
       const int c0 = (first_tile + step / deep) * kSortColumns;
       if (deep > 1 || step == 0) {
         T* const a = a_tiles + (deep > 1 ? stage : 0) * kSizeA;
-        constexpr int kVectors = (kUndo ? kRows : kSortDepth) / 8;
+        constexpr int kVectors = (kUndo ? kRows : kDepth) / kPiece;
 #pragma unroll
-        for (int v = threadIdx.x; v < kRows * kSortDepth / 8; v += kThreads) {
-          const int r = v / kVectors, c = v % kVectors * 8;
+        for (int v = threadIdx.x; v < kRows * kDepth / kPiece; v += kThreads) {
+          const int r = v / kVectors, c = v % kVectors * kPiece;
           const int i = kUndo ? k + r : first_row + r, j = kUndo ? first_row + c : k + c;
           const bool valid = i < p.rows && j < pitch;
           copy_async(a + r * kPitchA + c,
                      selected + (valid ? static_cast<int64_t>(i) * pitch + j : 0), valid);
         }
       }
-      T* const b = b_tiles + stage * kSortDepth * kPitchB;
+      T* const b = b_tiles + stage * kDepth * kPitchB;
 #pragma unroll
-      for (int v = threadIdx.x; v < kSortDepth * kSortColumns / 8; v += kThreads) {
-        const int r = v / (kSortColumns / 8), c = v % (kSortColumns / 8) * 8;
+      for (int v = threadIdx.x; v < kDepth * kSortColumns / kPiece; v += kThreads) {
+        const int r = v / (kSortColumns / kPiece), c = v % (kSortColumns / kPiece) * kPiece;
         const T* from;
         if constexpr (kUndo) {
           const int64_t at = h.sorted(k + r, c0 + c);
@@ -194,10 +199,10 @@ __global__ void __launch_bounds__(kRows * 2, kRows == 64 ? 4 : 2)
     load(step + 2);
     const int stage = step % kSortStages;
     const T* const a_tile = a_tiles + (deep > 1 ? stage : 0) * kSizeA;
-    T* const b_tile = b_tiles + stage * kSortDepth * kPitchB;
+    T* const b_tile = b_tiles + stage * kDepth * kPitchB;
 #pragma unroll
-    for (int k = 0; k < kSortDepth; k += 16) {
-      uint32_t a[2][4], b[4];
+    for (int k = 0; k < kDepth; k += 16) {
+      Operand<T> a[2], b;
 #pragma unroll
       for (int m = 0; m < 2; ++m) {
         if constexpr (kUndo) {
@@ -206,21 +211,24 @@ __global__ void __launch_bounds__(kRows * 2, kRows == 64 ? 4 : 2)
           load_a<kPitchA>(a[m], a_tile, row + m * 16, k, lane);
         }
       }
+      const auto &low = ready(a[0]), &high = ready(a[1]);
 #pragma unroll
       for (int n = 0; n < 8; n += 2) {
         load_b_transposed<kPitchB>(b, b_tile, column + n * 8, k, lane);
-        multiply<T>(acc, a, b, n);
+        const auto& right = ready(b);
+        mma_pair<T>(acc[0][n], acc[0][n + 1], low, right);
+        mma_pair<T>(acc[1][n], acc[1][n + 1], high, right);
       }
     }
     if (step % deep != deep - 1) continue;
 
     // A tile of columns is done: through the buffer it came in, out to memory, in pieces of 16
-    // bytes (kRows may be twice kSortDepth, the rows of the buffer: by halves then).
+    // bytes (kRows may be a multiple of kDepth, the rows of the buffer: in parts then).
     const int c0 = (first_tile + step / deep) * kSortColumns;
 #pragma unroll
-    for (int part = 0; part < kRows / kSortDepth; ++part) {
+    for (int part = 0; part < kRows / kDepth; ++part) {
       __syncthreads();
-      if (row / kSortDepth == part) {
+      if (row / kDepth == part) {
 #pragma unroll
         for (int m = 0; m < 2; ++m) {
 #pragma unroll
@@ -235,10 +243,10 @@ __global__ void __launch_bounds__(kRows * 2, kRows == 64 ? 4 : 2)
                 }
               }
             }
-            T* const to = b_tile + (row % kSortDepth + m * 16 + lane / 4) * kPitchB + column +
-                          n * 8 + lane % 4 * 2;
-            *reinterpret_cast<uint32_t*>(to) = pack<T>(acc[m][n][0], acc[m][n][1]);
-            *reinterpret_cast<uint32_t*>(to + 8 * kPitchB) = pack<T>(acc[m][n][2], acc[m][n][3]);
+            T* const to = b_tile + (row % kDepth + m * 16 + lane / 4) * kPitchB + column + n * 8 +
+                          lane % 4 * 2;
+            store_pair(to, acc[m][n][0], acc[m][n][1]);
+            store_pair(to + 8 * kPitchB, acc[m][n][2], acc[m][n][3]);
 #pragma unroll
             for (int e = 0; e < 4; ++e) acc[m][n][e] = 0.0f;
           }
@@ -246,9 +254,9 @@ __global__ void __launch_bounds__(kRows * 2, kRows == 64 ? 4 : 2)
       }
       __syncthreads();
 #pragma unroll
-      for (int v = threadIdx.x; v < kSortDepth * kSortColumns / 8; v += kThreads) {
-        const int r = v / (kSortColumns / 8), c = v % (kSortColumns / 8) * 8;
-        const int at_row = first_row + part * kSortDepth + r;
+      for (int v = threadIdx.x; v < kDepth * kSortColumns / kPiece; v += kThreads) {
+        const int r = v / (kSortColumns / kPiece), c = v % (kSortColumns / kPiece) * kPiece;
+        const int at_row = first_row + part * kDepth + r;
         uint4 x = *reinterpret_cast<const uint4*>(b_tile + r * kPitchB + c);
         if constexpr (!kUndo) {
           const int64_t at = h.sorted(at_row, c0 + c);
@@ -263,15 +271,12 @@ __global__ void __launch_bounds__(kRows * 2, kRows == 64 ? 4 : 2)
             if (h.real != nullptr && h.real[t] == 0) {
               x = make_uint4(0, 0, 0, 0);
             } else if (!p.sortcut) {
-              const uint4 local = *out;
-              const uint32_t from[4] = {local.x, local.y, local.z, local.w};
-              uint32_t sum[4] = {x.x, x.y, x.z, x.w};
+              float local[kPiece], sum[kPiece];
+              unpack_piece<T>(local, *out);
+              unpack_piece<T>(sum, x);
 #pragma unroll
-              for (int e = 0; e < 4; ++e) {
-                const float2 left = unpack<T>(from[e]), right = unpack<T>(sum[e]);
-                sum[e] = pack<T>(left.x + right.x, left.y + right.y);
-              }
-              x = make_uint4(sum[0], sum[1], sum[2], sum[3]);
+              for (int e = 0; e < kPiece; ++e) sum[e] += local[e];
+              x = pack_piece<T>(sum);
             }
             *out = x;
           }
@@ -281,16 +286,17 @@ __global__ void __launch_bounds__(kRows * 2, kRows == 64 ? 4 : 2)
   }
 }
 
-template <int kRows>
+template <class T, int kRows>
 constexpr int sort_products_shared() {
-  return kSortStages * 2 * kRows * (kSortDepth + kPad) * 2;
+  return kSortStages * 2 * kRows * (kSortDepth<T> + kRowPad<T>)*static_cast<int>(sizeof(T));
 }
 
 // Grid: shares of the columns, tiles of dR, heads.
 template <class T, int kRows>
-__global__ void __launch_bounds__(kRows * 2, kRows == 64 ? 4 : 2)
+__global__ void __launch_bounds__(kRows * 2, kSortCtas<T, kRows>)
     sort_products_kernel(const __grid_constant__ AttentionCall p, float* partial) {
-  constexpr int kThreads = kRows * 2, kPitch = kSortDepth + kPad, kSize = kRows * kPitch;
+  constexpr int kThreads = kRows * 2, kDepth = kSortDepth<T>, kPiece = cuda::kPiece<T>;
+  constexpr int kPitch = kDepth + kRowPad<T>, kSize = kRows * kPitch;
   constexpr int kTiles8 = kRows / 16;  // 8-column tiles of a warp: it has 32 x kRows / 2
   extern __shared__ __align__(16) unsigned char shared[];
   T* const a_tiles = reinterpret_cast<T*>(shared);
@@ -303,21 +309,21 @@ __global__ void __launch_bounds__(kRows * 2, kRows == 64 ? 4 : 2)
   const int first_row = blockIdx.y / across * kRows, first_column = blockIdx.y % across * kRows;
   // A tile that no row may read is left to the last step, which writes zeros there.
   if (first_column >= h.reach(min(first_row + kRows, p.rows) - 1)) return;
-  const int column_tiles = (h.columns() + kSortDepth - 1) / kSortDepth, all = 2 * column_tiles;
+  const int column_tiles = (h.columns() + kDepth - 1) / kDepth, all = 2 * column_tiles;
   const int share = (all + gridDim.x - 1) / gridDim.x, first_step = blockIdx.x * share;
   const int steps = min(all, first_step + share) - first_step;
 
   const auto load = [&](int step) {
     if (step < steps) {
       const int side = (first_step + step) / column_tiles;
-      const int c0 = (first_step + step) % column_tiles * kSortDepth;
+      const int c0 = (first_step + step) % column_tiles * kDepth;
       const T* const sorted_grad =
           static_cast<const T*>(side == 0 ? p.grad_sorted_key : p.grad_sorted_value);
       T* const a = a_tiles + step % kSortStages * kSize;
       T* const b = b_tiles + step % kSortStages * kSize;
 #pragma unroll
-      for (int v = threadIdx.x; v < kRows * kSortDepth / 8; v += kThreads) {
-        const int r = v / (kSortDepth / 8), c = v % (kSortDepth / 8) * 8;
+      for (int v = threadIdx.x; v < kRows * kDepth / kPiece; v += kThreads) {
+        const int r = v / (kDepth / kPiece), c = v % (kDepth / kPiece) * kPiece;
         const int64_t at = h.sorted(first_row + r, c0 + c);
         copy_async(a + r * kPitch + c, sorted_grad + (at < 0 ? 0 : at), at >= 0);
         const T* const x = h.token(side, first_column + r, c0 + c);
@@ -337,14 +343,17 @@ __global__ void __launch_bounds__(kRows * 2, kRows == 64 ? 4 : 2)
     const T* const a_tile = a_tiles + step % kSortStages * kSize;
     const T* const b_tile = b_tiles + step % kSortStages * kSize;
 #pragma unroll
-    for (int k = 0; k < kSortDepth; k += 16) {
-      uint32_t a[2][4], b[4];
+    for (int k = 0; k < kDepth; k += 16) {
+      Operand<T> a[2], b;
 #pragma unroll
       for (int m = 0; m < 2; ++m) load_a<kPitch>(a[m], a_tile, row + m * 16, k, lane);
+      const auto &low = ready(a[0]), &high = ready(a[1]);
 #pragma unroll
       for (int n = 0; n < kTiles8; n += 2) {
         load_b<kPitch>(b, b_tile, column + n * 8, k, lane);
-        multiply<T>(acc, a, b, n);
+        const auto& right = ready(b);
+        mma_pair<T>(acc[0][n], acc[0][n + 1], low, right);
+        mma_pair<T>(acc[1][n], acc[1][n + 1], high, right);
       }
     }
   }

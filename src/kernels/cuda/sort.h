@@ -52,8 +52,5 @@ int undo_small_splits(const AttentionCall& call);
 // CTAs that share `tiles` of columns among `groups` of them: enough to fill the card several times
 // over, and few enough that loading R costs little beside the columns.
 int sort_shares(int64_t groups, int tiles);
-// The same where `ctas` of them run on a multiprocessor at once and their loads are long: the least
-// number that leaves next to none idle in the last wave.
-int full_waves(int64_t groups, int tiles, int ctas);
 
 }  // namespace sinkhorn::cuda

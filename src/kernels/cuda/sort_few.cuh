@@ -1,10 +1,9 @@
 // The sort of few rows (sortcut's budget, at most 8), and undoing it: each token is read once.
 //
-//   sort   x'[i, c] = sum_j R[i, j] x[j, c]        c = (p, d) runs over the b * D numbers of a
-//   block undo   dx[j, c] = sum_i R[i, j] dx'[i, c],  dR[i, j] = sum_c dx'[i, c] x[j, c], both over
-//   keys
-//                                               and values
+//   sort   x'[i, c] = sum_j R[i, j] x[j, c]
+//   undo   dx[j, c] = sum_i R[i, j] dx'[i, c],  dR[i, j] = sum_c dx'[i, c] x[j, c]
 //
+// c = (p, d) runs over the b * D numbers of a block; dR adds up over keys and values.
 // R counts as rounded to the type of the tokens; sums are in float32. No mask, no causal rule and
 // no short block: every row reads every source, and there is nothing to select away.
 //
@@ -22,9 +21,9 @@
 
 namespace sinkhorn::cuda {
 
-constexpr int kFewWarps = 8, kFewThreads = kFewWarps * 32,
-              kFewColumns = 32 * 8;  // columns of a warp
-constexpr int kFewSources = 64;      // that a warp undoes
+constexpr int kFewWarps = 8, kFewThreads = kFewWarps * 32;
+constexpr int kFewColumns = 32 * 8;  // of a warp
+constexpr int kFewSources = 32;      // that a warp undoes, a lane the weights of each
 
 // Eight numbers, 16 bytes of them, in float32.
 template <class T>

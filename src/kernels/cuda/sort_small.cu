@@ -18,10 +18,10 @@ void for_size(const AttentionCall& call, F f) {
       f.template operator()<T, 64>();
     }
   };
-  if (call.type == Type::kBFloat16) {
-    with_type.template operator()<__nv_bfloat16>();
-  } else {
-    with_type.template operator()<__half>();
+  switch (call.type) {
+    case Type::kBFloat16: return with_type.template operator()<__nv_bfloat16>();
+    case Type::kFloat16: return with_type.template operator()<__half>();
+    default: return with_type.template operator()<float>();
   }
 }
 
@@ -30,17 +30,20 @@ void for_size(const AttentionCall& call, F f) {
 void launch_sort_small(const AttentionCall& call, Stream stream) {
   const int heads = call.batch * call.heads * 2;
   for_size(call, [&]<class T, int kN>() {
-    const int tiles = (call.block * call.width + 8192 / kN - 1) / (8192 / kN);
-    launch("sort_small", sort_small_kernel<T, kN>, dim3(full_waves(heads, tiles, kSortCtas), heads),
-           128, sort_small_shared<kN>(), stream, call);
+    constexpr int kColumns = kSmallColumns<T, kN>;
+    const int tiles = (call.block * call.width + kColumns - 1) / kColumns;
+    const int shares = even_shares(heads, tiles, 132 * kSmallSortCtas<T>);
+    launch("sort_small", sort_small_kernel<T, kN>, dim3(shares, heads), 128,
+           sort_small_shared<T, kN>(), stream, call);
   });
 }
 
 int undo_small_splits(const AttentionCall& call) {
   int splits = 1;
   for_size(call, [&]<class T, int kN>() {
-    const int tiles = 2 * ((call.block * call.width + 4096 / kN - 1) / (4096 / kN));
-    splits = full_waves(int64_t{call.batch} * call.heads, tiles, kUndoCtas<kN>);
+    constexpr int kColumns = kSmallColumns<T, kN> / 2;
+    const int tiles = 2 * ((call.block * call.width + kColumns - 1) / kColumns);
+    splits = even_shares(int64_t{call.batch} * call.heads, tiles, 132 * kSmallUndoCtas<T, kN>);
   });
   return std::min(splits, 16);
 }
@@ -48,7 +51,7 @@ int undo_small_splits(const AttentionCall& call) {
 void launch_undo_small(const AttentionCall& call, float* partial, int splits, Stream stream) {
   for_size(call, [&]<class T, int kN>() {
     launch("undo_small", undo_small_kernel<T, kN>, dim3(splits, call.batch * call.heads), 128,
-           undo_small_shared<kN>(), stream, call, partial);
+           undo_small_shared<T, kN>(), stream, call, partial);
   });
 }
 

@@ -6,9 +6,10 @@
 //           dx[j, c] = local + sum_i R[i, j] dx'[i, c]          dx, writes dx
 //
 // Columns c = (p, d) run over the b * D numbers of a block. A CTA takes a share of a head's columns
-// in tiles: kN x 8192 / kN numbers (sort) or kN x 4096 / kN (undo), kN = 16, 32 or 64 the next size
-// to N. Of 64 rows a warp has 32 x 64 (undo 32 x 32) of a result; of fewer rows it has all of them
-// and a quarter of the columns, and its sum over those columns is added to the others' at the end.
+// in tiles of 16 KB (sort) or 8 KB (undo), kN rows, kN = 16, 32 or 64 the next size to N: in half
+// types 8192 / kN or 4096 / kN columns. Of 64 rows a warp has 32 and half of the columns of a
+// result; of fewer rows it has all of them and a quarter of the columns, and its sum over those
+// columns is added to the others' at the end.
 // sort.cuh says why results that are not finite are added up again.
 #pragma once
 
@@ -18,15 +19,15 @@ namespace sinkhorn::cuda {
 
 // The column of a thread's pieces of a tile, and the steps between them: a thread's pieces lie one
 // below the other, so that a column is divided into (p, d) once a tile.
-template <int kColumns, int kThreadsOfSort = 128>
+template <class T, int kColumns, int kThreadsOfSort = 128>
 struct PieceWalk {
-  static constexpr int kPieces = kColumns / 8, kRowsApart = kThreadsOfSort / kPieces;
+  static constexpr int kPieces = kColumns / kPiece<T>, kRowsApart = kThreadsOfSort / kPieces;
   int row, column;
   __device__ __forceinline__ PieceWalk()
-      : row(threadIdx.x / kPieces), column(threadIdx.x % kPieces * 8) {}
+      : row(threadIdx.x / kPieces), column(threadIdx.x % kPieces * kPiece<T>) {}
 };
 
-// Where columns c .. c + 7 of block j stand among the tokens of a head.
+// Where the columns of a piece, c and on, of block j stand among the tokens of a head.
 struct ColumnPlace {
   int offset, d;  // token within the block, column of it
   bool exists;
@@ -68,8 +69,7 @@ __device__ __forceinline__ void load_relaxed(T* tile, const AttentionCall& p, in
       const bool reads = i < p.rows && j + e < p.blocks && allowed(p, live, i, j + e);
       kept[e] = reads ? numbers[e] : 0.0f;
     }
-    *reinterpret_cast<uint2*>(tile + i * (kN + kPad) + j) =
-        make_uint2(pack<T>(kept[0], kept[1]), pack<T>(kept[2], kept[3]));
+    store_four(tile + i * (kN + kPad) + j, kept);
   }
 }
 
@@ -80,22 +80,27 @@ __device__ __forceinline__ bool token_there(const AttentionCall& p, const uint8_
   return place.exists && j < p.blocks && t < p.length && (real == nullptr || real[t] != 0);
 }
 
-template <int kN>
+template <class T, int kN>
+constexpr int kSmallColumns = 16384 / static_cast<int>(sizeof(T)) / kN;
+template <class T, int kN>
 constexpr int sort_small_shared() {
-  return kSortStages * kN * (8192 / kN + kPad) * 2 + kN * (kN + kPad) * 2;
+  return kN * (kSortStages * (kSmallColumns<T, kN> + kPad) + kN + kPad) *
+         static_cast<int>(sizeof(T));
 }
 
 // CTAs that a multiprocessor's registers and shared memory hold.
-constexpr int kSortCtas = 3;
-template <int kN>
-constexpr int kUndoCtas = kN == 64 ? 3 : 4;
+template <class T>
+constexpr int kSmallSortCtas = sizeof(T) == 4 ? 2 : 3;
+template <class T, int kN>
+constexpr int kSmallUndoCtas = sizeof(T) == 4 ? 2 : kN == 64 ? 3 : 4;
 
 // Grid: shares of the columns, heads * 2 sides.
 template <class T, int kN>
-__global__ void __launch_bounds__(128, kSortCtas)
+__global__ void __launch_bounds__(128, kSmallSortCtas<T>)
     sort_small_kernel(const __grid_constant__ AttentionCall p) {
-  constexpr int kColumns = 8192 / kN, kPitch = kColumns + kPad, kPitchA = kN + kPad;
-  constexpr int kM = kN >= 32 ? 2 : 1, kTiles8 = 16 / kM;  // 16-row and 8-column tiles of a warp
+  constexpr int kColumns = kSmallColumns<T, kN>, kPitch = kColumns + kPad, kPitchA = kN + kPad;
+  constexpr int kM = kN >= 32 ? 2 : 1;  // 16-row and 8-column tiles of a warp
+  constexpr int kTiles8 = kN * kColumns / 512 / kM;
   extern __shared__ __align__(16) unsigned char shared[];
   T* const tiles = reinterpret_cast<T*>(shared);  // [stage]
   T* const a_tile = tiles + kSortStages * kN * kPitch;
@@ -109,7 +114,7 @@ __global__ void __launch_bounds__(128, kSortCtas)
   const T* const x = head_of<const T>(view, p.sequences, h.batch, h.key_head);
   T* const out =
       static_cast<T*>(side == 0 ? p.sorted_key : p.sorted_value) + h.flat_head * p.rows * columns;
-  const PieceWalk<kColumns> walk;
+  const PieceWalk<T, kColumns> walk;
 
   const int all = (columns + kColumns - 1) / kColumns, share = (all + gridDim.x - 1) / gridDim.x;
   const int first = blockIdx.x * share, steps = min(all, first + share) - first;
@@ -133,7 +138,7 @@ __global__ void __launch_bounds__(128, kSortCtas)
   load(1);
   load_relaxed<T, kN>(a_tile, p, h.flat_head);
   __syncthreads();
-  uint32_t a[kN / 16][kM][4];
+  Operand<T> a[kN / 16][kM];
 #pragma unroll
   for (int k = 0; k < kN / 16; ++k) {
 #pragma unroll
@@ -148,15 +153,14 @@ __global__ void __launch_bounds__(128, kSortCtas)
     float acc[kM][kTiles8][4] = {};
 #pragma unroll
     for (int k = 0; k < kN / 16; ++k) {
+      const auto &low = ready(a[k][0]), &high = ready(a[k][kM - 1]);
 #pragma unroll
       for (int n = 0; n < kTiles8; n += 2) {
-        uint32_t b[4];
+        Operand<T> b;
         load_b_transposed<kPitch>(b, tile, column + n * 8, k * 16, lane);
-#pragma unroll
-        for (int m = 0; m < kM; ++m) {
-          mma<T>(acc[m][n], a[k][m], b[0], b[1]);
-          mma<T>(acc[m][n + 1], a[k][m], b[2], b[3]);
-        }
+        const auto& right = ready(b);
+        mma_pair<T>(acc[0][n], acc[0][n + 1], low, right);
+        if constexpr (kM == 2) mma_pair<T>(acc[1][n], acc[1][n + 1], high, right);
       }
     }
     __syncthreads();
@@ -177,9 +181,8 @@ __global__ void __launch_bounds__(128, kSortCtas)
             }
           }
         }
-        *reinterpret_cast<uint32_t*>(tile + r * kPitch + c) = pack<T>(acc[m][n][0], acc[m][n][1]);
-        *reinterpret_cast<uint32_t*>(tile + (r + 8) * kPitch + c) =
-            pack<T>(acc[m][n][2], acc[m][n][3]);
+        store_pair(tile + r * kPitch + c, acc[m][n][0], acc[m][n][1]);
+        store_pair(tile + (r + 8) * kPitch + c, acc[m][n][2], acc[m][n][3]);
       }
     }
     __syncthreads();
@@ -197,30 +200,32 @@ __global__ void __launch_bounds__(128, kSortCtas)
 }
 
 constexpr int kUndoStages = 2;
-template <int kN>
+template <class T, int kN>
 constexpr int undo_small_shared() {
-  return kUndoStages * 3 * kN * (4096 / kN + kPad) * 2 + kN * (kN + kPad) * 2;
+  return kN * (kUndoStages * 3 * (kSmallColumns<T, kN> / 2 + kPad) + kN + kPad) *
+         static_cast<int>(sizeof(T));
 }
 
 // Grid: shares of the columns, heads. partial [shares, B, H, rows, N].
 template <class T, int kN>
-__global__ void __launch_bounds__(128, kUndoCtas<kN>)
+__global__ void __launch_bounds__(128, kSmallUndoCtas<T, kN>)
     undo_small_kernel(const __grid_constant__ AttentionCall p, float* partial) {
-  constexpr int kColumns = 4096 / kN, kPitch = kColumns + kPad, kPitchA = kN + kPad;
+  constexpr int kColumns = kSmallColumns<T, kN> / 2, kPitch = kColumns + kPad, kPitchA = kN + kPad;
   constexpr int kSize = kN * kPitch;
-  constexpr bool kApart = kN < 64;                                  // warps take columns apart
-  constexpr int kM = kN >= 32 ? 2 : 1, kTiles8 = kN == 16 ? 8 : 4;  // of dx; kN = 16: 16 x 64
-  constexpr int kTilesR = kN == 16 ? 2 : 4;                         // of dR: 16 x 16 or 32 x 32
+  constexpr bool kApart = kN < 64;  // warps take columns apart
+  constexpr int kM = kN >= 32 ? 2 : 1, kTiles8 = kN * kColumns / 512 / kM;  // of a warp's dx
+  constexpr int kTilesR = kN == 16 ? 2 : 4;                                 // of its dR, kM by this
   extern __shared__ __align__(16) unsigned char shared[];
   T* const tiles = reinterpret_cast<T*>(shared);  // [stage][dx', x, dx]
   T* const a_tile = tiles + kUndoStages * 3 * kSize;
 
   const SortHead<T> h(p, blockIdx.y);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int row = kApart ? 0 : warp % 2 * 32;                      // of both results
-  const int column = kApart ? warp * kTiles8 * 8 : warp / 2 * 32;  // of dx, and of dR if not apart
+  const int row = kApart ? 0 : warp % 2 * 32;  // of both results
+  const int column = (kApart ? warp : warp / 2) * kTiles8 * 8,
+            column_r = kApart ? 0 : warp / 2 * 32;
   const int columns = h.columns();
-  const PieceWalk<kColumns> walk;
+  const PieceWalk<T, kColumns> walk;
   const int column_tiles = (columns + kColumns - 1) / kColumns, all = 2 * column_tiles;
   const int share = (all + gridDim.x - 1) / gridDim.x, first = blockIdx.x * share;
   const int steps = max(0, min(all, first + share) - first);
@@ -259,7 +264,7 @@ __global__ void __launch_bounds__(128, kUndoCtas<kN>)
   load(0);
   load_relaxed<T, kN>(a_tile, p, h.flat_head);
   __syncthreads();
-  uint32_t a[kN / 16][kM][4];  // R', rows j
+  Operand<T> a[kN / 16][kM];  // R', rows j
 #pragma unroll
   for (int k = 0; k < kN / 16; ++k) {
 #pragma unroll
@@ -280,32 +285,30 @@ __global__ void __launch_bounds__(128, kUndoCtas<kN>)
 #pragma unroll
     for (int k = 0; k < (kApart ? kTiles8 * 8 : kColumns); k += 16) {
       const int at = (kApart ? column : 0) + k;
-      uint32_t left[kM][4], b[4];
+      Operand<T> left[kM], b;
 #pragma unroll
       for (int m = 0; m < kM; ++m) load_a<kPitch>(left[m], change, row + m * 16, at, lane);
+      const auto &low = ready(left[0]), &high = ready(left[kM - 1]);
 #pragma unroll
       for (int n = 0; n < kTilesR; n += 2) {
-        load_b<kPitch>(b, x, (kApart ? 0 : column) + n * 8, at, lane);
-#pragma unroll
-        for (int m = 0; m < kM; ++m) {
-          mma<T>(dr[m][n], left[m], b[0], b[1]);
-          mma<T>(dr[m][n + 1], left[m], b[2], b[3]);
-        }
+        load_b<kPitch>(b, x, column_r + n * 8, at, lane);
+        const auto& right = ready(b);
+        mma_pair<T>(dr[0][n], dr[0][n + 1], low, right);
+        if constexpr (kM == 2) mma_pair<T>(dr[1][n], dr[1][n + 1], high, right);
       }
     }
     // dx = local + R' dx', each lane's numbers in place of the local ones it reads.
     float acc[kM][kTiles8][4] = {};
 #pragma unroll
     for (int k = 0; k < kN / 16; ++k) {
+      const auto &low = ready(a[k][0]), &high = ready(a[k][kM - 1]);
 #pragma unroll
       for (int n = 0; n < kTiles8; n += 2) {
-        uint32_t b[4];
+        Operand<T> b;
         load_b_transposed<kPitch>(b, change, column + n * 8, k * 16, lane);
-#pragma unroll
-        for (int m = 0; m < kM; ++m) {
-          mma<T>(acc[m][n], a[k][m], b[0], b[1]);
-          mma<T>(acc[m][n + 1], a[k][m], b[2], b[3]);
-        }
+        const auto& right = ready(b);
+        mma_pair<T>(acc[0][n], acc[0][n + 1], low, right);
+        if constexpr (kM == 2) mma_pair<T>(acc[1][n], acc[1][n + 1], high, right);
       }
     }
     const int side = (first + step) / column_tiles;
@@ -330,9 +333,9 @@ __global__ void __launch_bounds__(128, kUndoCtas<kN>)
         }
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          uint32_t* const at = reinterpret_cast<uint32_t*>(local + (r + 8 * half) * kPitch + c);
-          const float2 old = unpack<T>(*at);
-          *at = pack<T>(old.x + acc[m][n][2 * half], old.y + acc[m][n][2 * half + 1]);
+          T* const at = local + (r + 8 * half) * kPitch + c;
+          const float2 old = load_pair(at);
+          store_pair(at, old.x + acc[m][n][2 * half], old.y + acc[m][n][2 * half + 1]);
         }
       }
     }
@@ -390,7 +393,7 @@ __global__ void __launch_bounds__(128, kUndoCtas<kN>)
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
           const int i = row + m * 16 + lane / 4 + e / 2 * 8,
-                    j = column + n * 8 + lane % 4 * 2 + e % 2;
+                    j = column_r + n * 8 + lane % 4 * 2 + e % 2;
           if (i < p.rows && j < p.blocks) out[i * p.blocks + j] = dr[m][n][e];
         }
       }

@@ -15,7 +15,9 @@ void set_options(CudaAttention& kernels, std::string_view causal, std::string_vi
   kernels.call.causal = parse_causal("attention", causal);
   kernels.call.combine =
       kernels.call.rows > 0 ? parse_combine("attention", combine) : Combine::kConcat;
-  kernels.call.window = static_cast<int>(std::min<int64_t>(window, kernels.call.blocks));
+  kernels.call.window = kernels.call.combine == Combine::kLogits
+                            ? -1  // tokens count in the exponents of sorted positions alone
+                            : static_cast<int>(std::min<int64_t>(window, kernels.call.blocks));
 }
 
 AttentionResult attention_fwd_cuda(const Tensor& query, const Tensor& key, const Tensor& value,
@@ -26,7 +28,7 @@ AttentionResult attention_fwd_cuda(const Tensor& query, const Tensor& key, const
   check_attention(query, key, value, sort, block, causal, combine, window, mask, scale, dropout_p);
   AttentionResult result = allocate_attention(query, key, value, sort, block, combine, keep);
   auto& [out, stats, sorted_key, sorted_value, weight, sorted_out, rng] = result;
-  rng = composite::draw_rng(dropout_p, query);
+  if (dropout_p > 0.0) rng = composite::draw_rng(dropout_p, query);
   CudaAttention kernels(query, key, value, sort, block, (key.size(2) - 1) / block + 1, mask, scale,
                         dropout_p);
   set_options(kernels, causal, combine, window);

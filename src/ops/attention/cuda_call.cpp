@@ -18,8 +18,8 @@
 namespace sinkhorn::ops {
 namespace {
 
-// From this many blocks on the library's products are faster than ours, though ours leave out what
-// may not be read.
+// From this many blocks on the library's products in half types are faster than ours, though ours
+// leave out what may not be read. In float32 ours run on tensor cores and the library's do not.
 constexpr int kLibraryBlocks = 129;
 
 bool aligned(const Tensor& x) {
@@ -78,6 +78,7 @@ CudaAttention::CudaAttention(const Tensor& query, const Tensor& key, const Tenso
 bool CudaAttention::covered() const {
   constexpr int64_t kMost = std::numeric_limits<int>::max() / 2;
   const Tensor& q = given_query_;
+  const c10::DeviceGuard guard(q.device());  // what fits is asked of its card
   return q.size(0) > 0 && q.size(0) * q.size(1) < 32768 && q.size(2) < kMost &&
          given_key_.size(2) < kMost && cuda::covers_attention(call);
 }
@@ -87,7 +88,8 @@ bool CudaAttention::weighs() const {
 }
 
 bool CudaAttention::by_library() const {
-  return call.rows == call.blocks && call.blocks >= kLibraryBlocks && !weighs();
+  return call.type != Type::kFloat32 && call.rows == call.blocks && call.blocks >= kLibraryBlocks &&
+         !weighs();
 }
 
 void CudaAttention::set_sources() {
@@ -141,7 +143,7 @@ void CudaAttention::forward(const Tensor& out, const Tensor& stats, const Tensor
   const Tensor aside = sorted_out.dim() > 1 ? writable(sorted_out, call.width) : sorted_out;
   set_saved(stats, sorted_key_, sorted_value_, weight, aside, rng);
   if (call.rows > 0) sort_blocks(sorted_key_, sorted_value_);
-  if (!weighs()) weight.fill_(1.0);
+  if (call.combine == Combine::kLogits) at_tokens(sorted_key_).add_(keep_real(key_));
   const Tensor written = writable(out, call.width);
   call.out = tokens_of(written);
   cuda::launch_attention_fwd(call, stream);
@@ -155,6 +157,14 @@ void CudaAttention::forward(const Tensor& out, const Tensor& stats, const Tensor
 
 Tensor CudaAttention::in_blocks(const Tensor& x) const {
   return x.contiguous().view({int64_t{call.batch} * call.heads, call.blocks, -1});
+}
+
+Tensor CudaAttention::at_tokens(const Tensor& sorted) const {
+  return sorted.view({call.batch, call.heads, int64_t{call.rows} * call.block, call.width})
+      .narrow(2, 0, call.length);
+}
+Tensor CudaAttention::keep_real(const Tensor& x) const {
+  return mask_.defined() ? x.masked_fill(mask_.logical_not().view({call.batch, 1, -1, 1}), 0) : x;
 }
 
 Tensor CudaAttention::select() const {
@@ -203,7 +213,7 @@ Tensor CudaAttention::undo_sort(Tensor& grad_key, Tensor& grad_value, int weight
     const Tensor from_key = in_blocks(grad_sorted_key_), from_value = in_blocks(grad_sorted_value_);
     Tensor to_key = in_blocks(grad_key), to_value = in_blocks(grad_value);  // views
     partial = at::bmm(from_key, in_blocks(key_).transpose(1, 2), at::kFloat);
-    partial = at::baddbmm(partial, from_value, in_blocks(value_).transpose(1, 2), at::kFloat);
+    at::baddbmm_out(partial, partial, from_value, in_blocks(value_).transpose(1, 2), at::kFloat);
     at::baddbmm_out(to_key, to_key, back, from_key);
     at::baddbmm_out(to_value, to_value, back, from_value);
   } else {
@@ -211,7 +221,11 @@ Tensor CudaAttention::undo_sort(Tensor& grad_key, Tensor& grad_value, int weight
     partial = at::empty({splits, heads, call.rows, call.blocks}, floats);
     cuda::launch_undo(call, selected.const_data_ptr(), partial.data_ptr<float>(), splits, stream);
   }
-  const Tensor result = at::empty(sort_.sizes(), sort_.options());
+  // Sums of all rows in the type of the sort become its gradient where they are.
+  const bool in_place = sort_.scalar_type() == at::kFloat && call.rows == call.blocks;
+  const Tensor result = in_place ? partial.view({splits, call.batch, call.heads, call.rows, -1})[0]
+                                 : at::empty(sort_.sizes(), sort_.options());
+  if (in_place && splits == 1 && call.causal == Causal::kNone && !weighs()) return result;
   cuda::launch_sort_grad(call, partial.const_data_ptr<float>(), splits, weight_splits,
                          result.data_ptr(), stream);
   return result;
@@ -248,8 +262,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> CudaAttention::backward(
   call.grad_query = tokens_of(to_query);
   call.grad_key = tokens_of(to_key);
   call.grad_value = tokens_of(to_value);
-  const Tensor delta = at::empty({heads, apart ? 2 : 1, call.queries}, floats);
-  call.delta = delta.data_ptr<float>();
+  Tensor delta;
+  if (cuda::keeps_delta(call)) {
+    delta = at::empty({heads, apart ? 2 : 1, call.queries}, floats);
+    call.delta = delta.data_ptr<float>();
+  }
   Tensor partial, weight_gradient;
   if (sorts) {
     if (call.sortcut) call.splits = cuda::sortcut_splits(call);
@@ -267,6 +284,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> CudaAttention::backward(
     }
   }
   cuda::launch_attention_bwd(call, stream);
+  if (call.combine == Combine::kLogits) {
+    to_key.copy_(keep_real(at_tokens(grad_sorted_key_)));
+    to_value.zero_();
+  }
   Tensor sort_gradient = at::empty({0}, query_.options());
   if (sorts) sort_gradient = undo_sort(to_key, to_value, call.splits);
   hand_over(query, to_query);

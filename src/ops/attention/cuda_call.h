@@ -43,6 +43,10 @@ class CudaAttention {
   // Adds to the gradients of key and value; returns that of the sort.
   Tensor undo_sort(Tensor& grad_key, Tensor& grad_value, int weight_splits) const;
   Tensor in_blocks(const Tensor& x) const;  // contiguous [B, H, L, D] -> [B * H, N, b * D]
+  // combine = logits is attention to the sorted blocks alone with K' + K for keys: scale q.K' +
+  // scale q.K is their exponent, and position (i, p) and token (i, p) bear the same number.
+  Tensor at_tokens(const Tensor& sorted) const;  // a view [B, H, L, D] of sorted blocks
+  Tensor keep_real(const Tensor& x) const;       // [B, H, L, D], 0 where masked
 
   Tensor query_, key_, value_, sort_, mask_, live_;
   Tensor sorted_key_, sorted_value_, grad_sorted_key_, grad_sorted_value_;

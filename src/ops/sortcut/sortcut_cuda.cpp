@@ -26,7 +26,7 @@ SortcutResult sortcut_fwd_cuda(const Tensor& query, const Tensor& key, const Ten
   check_sortcut(query, key, value, sort, block, budget, mask, scale, dropout_p);
   SortcutResult result = allocate_sortcut(query, key, value, sort, block, budget);
   auto& [out, stats, sorted_key, sorted_value, weight, rng] = result;
-  rng = composite::draw_rng(dropout_p, query);
+  if (dropout_p > 0.0) rng = composite::draw_rng(dropout_p, query);
   CudaAttention kernels =
       kernels_of(query, key, value, sort, block, budget, mask, scale, dropout_p);
   if (kernels.covered()) {

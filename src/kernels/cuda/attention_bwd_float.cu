@@ -1,0 +1,9 @@
+#include "kernels/cuda/attention_bwd_parts_launch.cuh"
+
+namespace sinkhorn::cuda {
+
+void launch_attention_bwd_float(const AttentionCall& call, Stream stream) {
+  for_float_engine(call, [&]<class E>() { launch_parts<E>(call, stream); });
+}
+
+}  // namespace sinkhorn::cuda
