@@ -1,6 +1,7 @@
 // A run on disk:
 //   config.ini         the resolved configuration
 //   environment.json   versions, device, threads, commit, time
+//   result.json        how it ended: finished or not, seconds, speed, memory (of the program)
 //   log.jsonl          one JSON object a line: {"step":..,"loss":..}, {"step":..,"eval":{...}}
 //   events.out.tfevents.*   the same for TensorBoard
 //   tokenizer.model    where the task has one

@@ -13,6 +13,7 @@ COMMANDS = {
     "train": ["train"],
     "eval": ["eval"],
     "inspect": ["inspect"],
+    "reproduce": ["reproduce"],
     "report": ["report"],
     "info": ["info"],
     "data check": ["data", "check"],

@@ -15,6 +15,8 @@ DEFAULTS = {
               "--model.tied {true,false} true"],
     "eval": ["--split {valid,test} test", "--checkpoint TEXT newest"],
     "inspect": ["--checkpoint TEXT newest", "--example INT 0"],
+    "reproduce": ["--scale {smoke,small,full} smoke", "--seeds INT 1", "--out DIR runs/reproduce",
+                  "--preset {default,paper} default"],
     "tokenizer train": ["--vocab INT 32000"],
 }
 
