@@ -32,7 +32,18 @@ struct ReportOptions {
 struct Found {
   std::vector<std::pair<std::string, fs::path>> runs;  // by their place under what was named
   std::vector<fs::path> results;
+  std::vector<std::pair<fs::path, std::string>> problems;  // where, what
 };
+
+// What a folder holds; one that may not be read is a problem, not the end.
+std::vector<fs::path> list(const fs::path& folder, Found& found) {
+  try {
+    return models::list_folder(folder);
+  } catch (const Error& error) {
+    found.problems.emplace_back(folder, error.what());
+    return {};
+  }
+}
 
 bool is_run(const fs::path& folder) {
   std::error_code ignored;
@@ -47,7 +58,7 @@ void search(const fs::path& folder, const std::string& name, Found& found) {
     return;
   }
   std::error_code ignored;
-  for (const fs::path& path : models::list_folder(folder)) {
+  for (const fs::path& path : list(folder, found)) {
     const std::string child = path.filename().string();
     if (child.starts_with(".") || models::is_temporary(path)) continue;
     if (fs::is_directory(path, ignored)) {
@@ -83,6 +94,15 @@ Found find_all(const std::vector<fs::path>& places) {
 class Gatherer {
  public:
   explicit Gatherer(const ReportOptions& options) : options_(options) {}
+
+  // One line, here and on the page, that begins with the place.
+  void problem(const fs::path& place, const std::string& reason) {
+    const std::string begin = place.string();
+    std::string line = reason.starts_with(begin) ? reason : begin + ": " + reason;
+    line = line.substr(0, line.find('\n'));
+    std::cerr << "sinkhorn: " << line << "\n";
+    page_.problems.push_back(line);
+  }
 
   void add_results(const fs::path& path) {
     try {
@@ -185,15 +205,6 @@ class Gatherer {
     }
   }
 
-  // One line, here and on the page, that begins with the place.
-  void problem(const fs::path& place, const std::string& reason) {
-    const std::string begin = place.string();
-    std::string line = reason.starts_with(begin) ? reason : begin + ": " + reason;
-    line = line.substr(0, line.find('\n'));
-    std::cerr << "sinkhorn: " << line << "\n";
-    page_.problems.push_back(line);
-  }
-
   void add_history(const fs::path& folder, report::Run& run) {
     train::History history = train::read_history(folder);
     run.curves = std::move(history.curves);
@@ -250,6 +261,7 @@ int run_report(const ReportOptions& options) {
   }
   const Found found = find_all(options.places);
   Gatherer gatherer(options);
+  for (const auto& [place, reason] : found.problems) gatherer.problem(place, reason);
   for (const fs::path& path : found.results) gatherer.add_results(path);
   for (const auto& [name, path] : found.runs) gatherer.add_run(name, path);
   report::Page page = gatherer.finish();

@@ -34,6 +34,7 @@ std::string task_words(const tasks::TaskConfig& task) {
                 : "");
   }
   std::string words = task.name;
+  if (task.name == "recall") words += ": " + std::to_string(task.recall_pairs) + " pairs";
   if (!task.data.empty()) words += ": " + fs::path(task.data).filename().string();
   if (task.length > 0) words += ", " + std::to_string(task.length) + " tokens";
   return words;
