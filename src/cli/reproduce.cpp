@@ -1,6 +1,7 @@
 // `sinkhorn reproduce`: a table or figure of the paper by name.
 #include "reproduce/reproduce.h"
 
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -45,10 +46,11 @@ class Terminal final : public reproduce::Screen {
     std::fflush(out_);
   }
   void running(const std::vector<std::string>& lines) override {
-    if (!renews_) return;
+    if (!renews_ || (lines == last_ && shown_ == lines.size())) return;
     clear();
-    for (const std::string& text : lines) std::fprintf(out_, "%.100s\n", text.c_str());
+    for (const std::string& text : lines) std::fprintf(out_, "%.*s\n", columns(), text.c_str());
     shown_ = lines.size();
+    last_ = lines;
     std::fflush(out_);
   }
   void table(const reproduce::Results& results) override {
@@ -59,8 +61,15 @@ class Terminal final : public reproduce::Screen {
   void clear() {
     for (; shown_ > 0; --shown_) std::fputs("\033[A\033[2K", out_);
   }
+  // A line that wraps could not be taken back.
+  int columns() const {
+    winsize size{};
+    return ioctl(fileno(out_), TIOCGWINSZ, &size) == 0 && size.ws_col > 1 ? size.ws_col - 1 : 79;
+  }
+
   FILE* out_;
   bool renews_ = false;
+  std::vector<std::string> last_;
   size_t shown_ = 0;  // lines to be renewed
 };
 

@@ -80,11 +80,6 @@ std::vector<std::string> fields_of(const Cell& cell, const Column& column, bool 
   return fields;
 }
 
-std::string role_note(const std::string& role) {
-  if (role == "control") return " (control)";
-  return role == "literal" ? " (literal)" : "";
-}
-
 // Lines of text that grow to the right, one column of the table at a time.
 class Page {
  public:
@@ -141,7 +136,7 @@ std::string print_table(const Results& results) {
   Lines names = {{""}};
   bool leaks = false, ranks = false;
   for (const ResultRow& row : results.rows) {
-    names.push_back({row.name + role_note(row.role)});
+    names.push_back({row.name + (row.role == "control" ? " (control)" : "")});
     for (const Cell& cell : row.cells) leaks |= cell.value && cell.leaks;
   }
   page.add("", names, /*left=*/true);

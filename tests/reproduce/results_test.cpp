@@ -75,7 +75,7 @@ TEST(PrintTable, ShowsPaperDifferenceMarksAndOrigin) {
             "                       ours     paper    diff         ours\n"
             "Transformer           1.600 a   1.283  +0.317       *50.00 b\n"
             "Window 1 (control)   *1.500 a       -                    -\n"
-            "Literal (literal)     0.100 a!      -                99.00 a!\n"
+            "Literal               0.100 a!      -                99.00 a!\n"
             "* best of its column\n"
             "! leaks the future: its columns read later blocks; not ranked\n"
             "a: scale small, 3,000 steps, 1 seed; data: stand-in: film reviews\n"
