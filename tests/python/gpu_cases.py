@@ -37,7 +37,7 @@ from support import call, load_libraries, value_and_grads  # noqa: E402
 
 OPS = ("attention", "sortcut", "balance", "pool")
 TYPES = ("bfloat16", "float16", "float32")
-CHECKS = ("values", "half_sort", "strides", "causality", "dropout", "graph")
+CHECKS = ("values", "half_sort", "strides", "causality", "dropout", "graph", "saved")
 SHARDS = {"attention": 3}  # of the values, so that no group takes much longer than the rest
 ON_CPU_AT_MOST = 30_000_000  # cases.cost, unless --all
 SHOWN = 4  # faults in full, a group
@@ -60,6 +60,11 @@ SOME = [  # for what need not be asked of every case
       for causal, window in cases.LOCAL_RULES[:6]),
     Attention("strict", "concat", 0, "none", B=1, H=2, L=4096, block=64, D=64),
     Attention("none", "concat", 0, "none", B=1, H=2, L=2100, block=16, D=64),
+    Attention("none", "concat", 0, "none", B=2, H=2, L=320, block=64, D=64),
+    Attention("strict", "concat", 1, "none", B=2, H=2, L=320, block=64, D=64),
+    Attention("strict", "concat", 1, "none", False, 2, 2, 330, 64, 64),
+    Attention("strict", "concat", 0, "none", B=2, H=2, L=512, block=128, D=64),
+    Sortcut(2, "none", B=2, H=2, Lq=300, L=512, block=64, D=64),
     Sortcut(2, "right", B=2, H=2, Lq=300, L=500, block=32, D=64),
     Sortcut(3, "none", B=1, H=2, Lq=700, L=1000, block=64, D=128),
 ]

@@ -279,6 +279,27 @@ def dropout(case: Any, dtype: torch.dtype, device: str) -> Iterator[str]:
         yield f"output: weights sum to {off.mean().item():.4g} +- {error:.2g} too much on average"
 
 
+# What is saved between forward and backward ------------------------------------------------------
+
+
+def saved(case: Any, dtype: torch.dtype, device: str) -> Iterator[str]:
+    """Backward overwrites nothing: a second one through the same graph gives the same bits, and
+    the inputs, the output and the incoming gradient are what they were."""
+    inputs = case.inputs(dtype, device)
+    grad = comparison.output_gradient(case, inputs, dtype)
+    leaves = {name: inputs[name].detach().clone().requires_grad_()
+              for name in present(case, inputs)}
+    output = call("sinkhorn", case, inputs | leaves)
+    grad = grad.to(output.dtype)
+    before = {name: x.detach().clone() for name, x in leaves.items()}
+    before |= {"the output": output.detach().clone(), "the incoming gradient": grad.clone()}
+    first, second = (dict(zip(leaves, torch.autograd.grad(output, list(leaves.values()), grad,
+                                                          retain_graph=True))) for _ in range(2))
+    yield from different(second, first, "backward again")
+    after = leaves | {"the output": output.detach(), "the incoming gradient": grad}
+    yield from different({name: x.detach() for name, x in after.items()}, before, "after backward")
+
+
 # CUDA graphs -------------------------------------------------------------------------------------
 
 

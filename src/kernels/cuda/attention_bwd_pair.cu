@@ -18,13 +18,6 @@ void launch_pair(const AttentionCall& call, Stream stream) {
 
 }  // namespace
 
-bool bwd_pair(const AttentionCall& call) {
-  const bool plain =
-      call.real == nullptr && call.weight == nullptr && call.dropout.probability == 0.0;
-  return bwd_together(call) && on_hopper() && plain && call.rows > 0 && call.width > 32 &&
-         call.sequences.start == nullptr && call.sequences.length == nullptr;
-}
-
 void launch_attention_bwd_pair(const AttentionCall& call, Stream stream) {
   for_engine(call, [&]<class E>() {
     if constexpr (!E::kWarpsAlone && E::kWidth == 64) {

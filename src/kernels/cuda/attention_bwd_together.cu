@@ -13,12 +13,6 @@ void launch_group(const AttentionCall& call, Stream stream) {
 
 }  // namespace
 
-bool bwd_together(const AttentionCall& call) {
-  const bool whole_tiles = kTile % call.block == 0 || call.block == 2 * kTile;
-  return !call.sortcut && call.window == 0 && whole_tiles && call.width <= 64 &&
-         (call.combine == Combine::kConcat || call.rows == 0);
-}
-
 void launch_attention_bwd_together(const AttentionCall& call, Stream stream) {
   for_engine(call, [&]<class E>() {
     if constexpr (E::kWidth <= 64) {

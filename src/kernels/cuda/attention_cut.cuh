@@ -14,8 +14,6 @@ namespace sinkhorn::cuda {
 
 constexpr int kCutPositions = 2 * kTile;
 
-bool covers_cut(const AttentionCall& call);
-
 void launch_attention_fwd_cut(const AttentionCall& call, Stream stream);
 
 // Parts of a head's queries, each with its own sum of dk and dv.

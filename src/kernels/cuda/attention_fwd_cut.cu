@@ -3,15 +3,6 @@
 
 namespace sinkhorn::cuda {
 
-bool covers_cut(const AttentionCall& call) {
-  const bool half = call.type == Type::kBFloat16 || call.type == Type::kFloat16;
-  const bool plain = call.real == nullptr && call.weight == nullptr &&
-                     call.dropout.probability == 0.0 && call.sequences.length == nullptr &&
-                     call.combine == Combine::kConcat;
-  return call.sortcut && half && plain && call.width > 32 && call.width <= 64 &&
-         static_cast<int64_t>(call.rows) * call.block <= kCutPositions && on_hopper();
-}
-
 void launch_attention_fwd_cut(const AttentionCall& call, Stream stream) {
   const int64_t heads = static_cast<int64_t>(call.batch) * call.heads;
   const int tiles = (tiles_of(call.queries) + kCutGroups - 1) / kCutGroups;

@@ -5,17 +5,6 @@
 
 namespace sinkhorn::cuda {
 
-bool fwd_plain(const AttentionCall& call) {
-  const bool plain = call.real == nullptr && call.weight == nullptr &&
-                     call.dropout.probability == 0.0 && call.sequences.length == nullptr;
-  const bool concat = call.rows == 0 || call.combine == Combine::kConcat;
-  const bool fits = call.block <= kTile && kTile % call.block == 0;
-  const bool sorted = call.rows > 0 && call.window == 0 && (fits || call.block == 2 * kTile);
-  const bool windowed = call.window == 1 && call.causal != Causal::kNone && fits;
-  return on_hopper() && plain && concat && !call.sortcut && call.width > 32 && call.width <= 64 &&
-         (sorted || windowed);
-}
-
 void launch_attention_fwd_plain(const AttentionCall& call, Stream stream) {
   for_engine(call, [&]<class E>() {
     if constexpr (!E::kWarpsAlone && E::kWidth == 64) {

@@ -1,4 +1,5 @@
-// The dispatch of attention's kernels: which instantiations exist, and how they are launched.
+// How attention's kernels are launched, and the widths they are instantiated for; which of them
+// takes a call stands in attention_dispatch.cu.
 //
 // Widths 32, 64, 128 and, in half types, 256; another D runs in the next larger one, its columns
 // filled with zeros. On Hopper 64 and 128 have products of their own, for half types.
@@ -98,22 +99,14 @@ inline int even_shares(int64_t heads, int tiles, int slots) {
   return best;
 }
 
-// The common cases of forward on Hopper.
-bool fwd_plain(const AttentionCall& call);
+// The ways to do it, chosen in attention_dispatch.cu.
+void launch_attention_fwd_general(const AttentionCall& call, Stream stream);
 void launch_attention_fwd_plain(const AttentionCall& call, Stream stream);
-
-// float32, in files of their own.
 void launch_attention_fwd_float(const AttentionCall& call, Stream stream);
-void launch_attention_bwd_float(const AttentionCall& call, Stream stream);
-
-// Backward in one kernel for D <= 64; see attention_bwd.cuh.
-bool bwd_together(const AttentionCall& call);
+void launch_attention_bwd_parts(const AttentionCall& call, Stream stream);
 void launch_attention_bwd_together(const AttentionCall& call, Stream stream);
-// The common case of it on Hopper.
-bool bwd_pair(const AttentionCall& call);
 void launch_attention_bwd_pair(const AttentionCall& call, Stream stream);
-// Causal with a window that reaches into the tile before, on Hopper; see attention_bwd_walk.cuh.
-bool bwd_walk(const AttentionCall& call);
 void launch_attention_bwd_walk(const AttentionCall& call, Stream stream);
+void launch_attention_bwd_float(const AttentionCall& call, Stream stream);
 
 }  // namespace sinkhorn::cuda

@@ -1,0 +1,112 @@
+// The one table of which kernel takes a call of attention or sortcut.
+//
+// Forward                     for                                         CTA              measured
+//   attention_fwd_cut         sortcut, rows * b <= 128                    128 queries         52 us
+//   attention_fwd_plain       a sort, 64 % b == 0                         64 queries         105
+//                             a sort, b = 128                             128 queries        161
+//                             a window within the tile before, causal     64 queries         102
+//                             a sort and such a window                    64 queries
+//   attention_fwd             everything else                             64 queries         120
+// Backward
+//   attention_bwd_cut         sortcut, rows * b <= 128                    64 queries         117
+//   attention_bwd_pair        a sort, no window, 64 % b == 0              64 tokens          208
+//                             a sort, no window, b = 128                  128 tokens         268
+//   attention_bwd_together    no window, 64 % b == 0 or b = 128           64, 128 tokens 249, 495
+//   attention_bwd_walk        a window within the tile before, causal,    a run of 64s       160
+//                             with and without a sort
+//   attention_bwd_queries,    everything else                             64 of either  252 + 253
+//   attention_bwd_keys
+//
+// Measured: on the H200, bf16, 65,536 tokens of 8 heads, D = 64; beside each other where two could
+// take the same call (the general ones at a window of 1). `cut`, `plain`, `pair` and `walk` are
+// Hopper's, for D in (32, 64], half types, without masks, weights or dropout: the common cases, on
+// which they move 3.2 to 3.9 TB/s of 4. `together` is for D <= 64 in half types. The rest is
+// instantiated for widths 32, 64, 128 and 256 (for_engine), and for float32 to 128
+// (for_float_engine). Key tiles are 64 positions throughout: with 128, D = 64 in backward takes more
+// registers than two CTAs have.
+#include "kernels/cuda/attention_cut.cuh"
+
+namespace sinkhorn::cuda {
+namespace {
+
+bool is_half(const AttentionCall& call) {
+  return call.type == Type::kBFloat16 || call.type == Type::kFloat16;
+}
+
+// What the kernels for the common cases ask of any call.
+bool is_common(const AttentionCall& call) {
+  return is_half(call) && call.width > 32 && call.width <= 64 && call.real == nullptr &&
+         call.weight == nullptr && call.dropout.probability == 0.0 &&
+         call.sequences.start == nullptr && call.sequences.length == nullptr && on_hopper();
+}
+// Whether all that is seen goes into one softmax.
+bool has_one_softmax(const AttentionCall& call) {
+  return call.rows == 0 || call.combine == Combine::kConcat;
+}
+bool fills_tiles(const AttentionCall& call) { return kTile % call.block == 0; }
+
+bool takes_cut(const AttentionCall& call) {
+  return call.sortcut && int64_t{call.rows} * call.block <= kCutPositions && is_common(call);
+}
+// No window; a block is a tile, two tiles or a part of one.
+bool takes_together(const AttentionCall& call) {
+  return !call.sortcut && is_half(call) && call.width <= 64 && call.window == 0 &&
+         (fills_tiles(call) || call.block == 2 * kTile) && has_one_softmax(call);
+}
+bool takes_pair(const AttentionCall& call) {
+  return takes_together(call) && call.rows > 0 && is_common(call);
+}
+bool takes_walk(const AttentionCall& call) {
+  return !call.sortcut && call.causal != Causal::kNone && fills_tiles(call) && call.window > 0 &&
+         call.window <= kTile / call.block && has_one_softmax(call) && is_common(call);
+}
+
+}  // namespace
+
+bool covers_attention(const AttentionCall& call) {
+  const bool is_float = call.type == Type::kFloat32;
+  if ((!is_half(call) && !is_float) || call.width % 8 != 0 ||
+      call.width > (is_float ? kMaxFloatWidth : kMaxWidth) || call.key_heads != call.heads) {
+    return false;
+  }
+  // Backward in parts takes most: six tiles, and what it knows of two tiles of queries.
+  int needed = 0;
+  const auto count = [&]<class E>() {
+    needed = 6 * E::kElements * static_cast<int>(sizeof(typename E::T)) + 4096;
+  };
+  if (is_float) {
+    for_float_engine(call, count);
+  } else {
+    for_engine(call, count);
+  }
+  return needed <= most_shared();
+}
+
+void launch_attention_fwd(const AttentionCall& call, Stream stream) {
+  if (call.type == Type::kFloat32) return launch_attention_fwd_float(call, stream);
+  if (takes_cut(call)) return launch_attention_fwd_cut(call, stream);
+  if (takes_pair(call) || takes_walk(call)) return launch_attention_fwd_plain(call, stream);
+  launch_attention_fwd_general(call, stream);
+}
+
+int sortcut_splits(const AttentionCall& call) {
+  constexpr int kQueriesOfSplit = 1024, kMost = 64;
+  if (takes_cut(call)) return bwd_cut_splits(call);
+  return std::clamp(call.queries / kQueriesOfSplit, 1, kMost);
+}
+
+bool keeps_delta(const AttentionCall& call) {
+  return call.type == Type::kFloat32 ||
+         !(takes_cut(call) || takes_together(call) || takes_walk(call));
+}
+
+void launch_attention_bwd(const AttentionCall& call, Stream stream) {
+  if (call.type == Type::kFloat32) return launch_attention_bwd_float(call, stream);
+  if (takes_cut(call)) return launch_attention_bwd_cut(call, stream);
+  if (takes_pair(call)) return launch_attention_bwd_pair(call, stream);
+  if (takes_together(call)) return launch_attention_bwd_together(call, stream);
+  if (takes_walk(call)) return launch_attention_bwd_walk(call, stream);
+  launch_attention_bwd_parts(call, stream);
+}
+
+}  // namespace sinkhorn::cuda
