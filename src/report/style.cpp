@@ -64,7 +64,7 @@ table.results .leaks { color: var(--quiet); font-style: italic; }
 .tag { font-size: .75rem; color: var(--quiet); border: 1px solid var(--rule); border-radius: 9px;
   padding: 0 .5rem; margin-left: .5rem; white-space: nowrap; font-weight: 400; font-style: normal; }
 .tag.future { color: var(--wrong); border-color: var(--wrong); }
-.note { font-size: .82rem; color: var(--quiet); min-width: 12rem; padding-left: 1.2rem; }
+.note { font-size: .82rem; color: var(--quiet); min-width: 15rem; padding-left: 1.2rem; }
 .costs { margin-top: .9rem; font-size: .85rem; }
 
 .charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 23rem), 1fr));
@@ -132,8 +132,8 @@ mark { background: var(--mark); color: inherit; border-radius: 2px; padding: 0 .
   .sample { grid-template-columns: 1fr; gap: .1rem; }
   .sample dd { margin-bottom: .6rem; }
   .track { width: 3.5rem; }
-  tbody th { white-space: normal; overflow-wrap: anywhere; min-width: 6.5rem; }
-  .tag { margin-left: 0; margin-right: .3rem; }
+  tbody th { white-space: normal; overflow-wrap: anywhere; min-width: 7.8rem; }
+  .tag { display: block; width: fit-content; margin: .15rem 0 0; }
 }
 @media print {
   #theme, nav { display: none; }
