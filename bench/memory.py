@@ -25,7 +25,7 @@ def peak(length: int, args, folder: Path) -> float:
         sources = b"\n".join(p.read_bytes() for p in sorted(ROOT.glob("src/**/*.cpp")))
         text.write_bytes(sources.decode(errors="ignore").encode())
     done = subprocess.run(
-        [ROOT / "build/release/sinkhorn", "train", ROOT / "configs/results/characters.ini",
+        [ROOT / "build/release/sinkhorn", "train", ROOT / "configs/study/characters.task.ini",
          "--task.name", "text", "--task.data", text, "--task.cache", folder / "cache",
          "--task.length", str(length), "--attention.block", str(args.block),
          "--attention.kind", args.kind, "--train.batch", "1", "--train.steps", "2",

@@ -88,6 +88,13 @@ Planner::Planner(const Table& table, const Options& options, ConfigLanguage lang
     throw UsageError("--rows: " + table.name + " has no row \"" + name + "\"; it has " +
                      tasks::join(ids));
   }
+  for (const std::string& name : options.variants) {
+    std::vector<std::string> names;
+    for (const Variant& variant : table.variants) names.push_back(variant.name);
+    if (among(name, names)) continue;
+    throw UsageError("--variants: " + table.name + " has no variant \"" + name + "\"; it has " +
+                     (names == std::vector<std::string>{""} ? "none" : tasks::join(names)));
+  }
   for (size_t row = 0; row < table.rows.size(); ++row) {
     for (size_t variant = 0; variant < table.variants.size(); ++variant) {
       if (!trains(table.rows[row], table.variants[variant])) continue;
@@ -97,8 +104,9 @@ Planner::Planner(const Table& table, const Options& options, ConfigLanguage lang
   }
 }
 
-bool Planner::wants(const Row& row) const {
+bool Planner::wants(const Row& row, const Variant& variant) const {
   if (row.config.empty()) return false;
+  if (!options_.variants.empty() && !among(variant.name, options_.variants)) return false;
   if (!options_.rows.empty()) return among(row.id, options_.rows) || among(row.name, options_.rows);
   return row.role != "literal" || options_.preset == "paper";
 }

@@ -27,8 +27,9 @@ struct Options {
   std::filesystem::path configs;  // the folder of tables
   std::string name;
   std::string scale = "smoke";
-  std::vector<std::string> rows;  // ids or names; empty: all
-  std::filesystem::path data;     // holds the publishers' folders; "": where configurations say
+  std::vector<std::string> rows;      // ids or names; empty: all
+  std::vector<std::string> variants;  // names; empty: all
+  std::filesystem::path data;         // holds the publishers' folders; "": where configurations say
   std::filesystem::path out = "runs/reproduce";
   std::string preset = "default";  // paper: the literal rows, too
   std::string device = "auto";
@@ -60,7 +61,7 @@ class Planner {
   Planner(const Table& table, const Options& options, ConfigLanguage language);
 
   // Whether a row is asked for, by --rows and --preset.
-  bool wants(const Row& row) const;
+  bool wants(const Row& row, const Variant& variant) const;
   bool trains(const Row& row, const Variant& variant) const;
   Run run(size_t row, size_t variant, int64_t seed, const std::optional<Picks>& picks) const;
   // A short run in a folder of its own, to choose by.

@@ -82,11 +82,18 @@ class Reproduction final : public Watcher {
     }
   }
 
+  template <typename F>
+  void each_wanted(const F& f) const {
+    each_place([&](size_t row, size_t variant) {
+      if (planner_.wants(table_.rows[row], table_.variants[variant])) f(row, variant);
+    });
+  }
+
   void look_for_data() {
     std::set<std::string> missing;
     std::set<size_t> seen, there;
-    each_place([&](size_t row, size_t variant) {
-      if (!planner_.wants(table_.rows[row]) || !seen.insert(variant).second) return;
+    each_wanted([&](size_t row, size_t variant) {
+      if (!seen.insert(variant).second) return;
       const std::string what = missing_data(planner_.run(row, variant, 1, {}));
       what.empty() ? (void)there.insert(variant) : (void)missing.insert(what);
       if (!what.empty()) absent_.insert(variant);
@@ -123,8 +130,8 @@ class Reproduction final : public Watcher {
 
   std::vector<Run> wanted_runs() const {
     std::vector<Run> runs;
-    each_place([&](size_t row, size_t variant) {
-      if (!planner_.wants(table_.rows[row]) || absent_.contains(variant)) return;
+    each_wanted([&](size_t row, size_t variant) {
+      if (absent_.contains(variant)) return;
       for (int64_t seed = 1; seed <= options_.seeds; ++seed) {
         const Run run = run_of(row, variant, seed);
         if (!is_done(run)) runs.push_back(run);
@@ -201,8 +208,8 @@ class Reproduction final : public Watcher {
 
   void tune() {
     Tuner tuner(table_, planner_);
-    each_place([&](size_t row, size_t variant) {
-      if (!planner_.wants(table_.rows[row]) || absent_.contains(variant)) return;
+    each_wanted([&](size_t row, size_t variant) {
+      if (absent_.contains(variant)) return;
       const auto earlier = archive_.picks(table_.rows[row].id, table_.variants[variant].name);
       if (earlier && is_archived(planner_.run(row, variant, options_.seeds, earlier))) return;
       tuner.add(row, variant);

@@ -1,7 +1,7 @@
 // What a launch that failed says. Needs the CUDA headers, not a GPU.
-#include "kernels/cuda/check.cuh"
-
 #include <gtest/gtest.h>
+
+#include "kernels/cuda/check.cuh"
 
 namespace sinkhorn::cuda {
 namespace {
@@ -18,7 +18,8 @@ std::string message_of(cudaError_t status) {
 TEST(CudaCheckTest, SuccessIsSilent) { EXPECT_EQ(message_of(cudaSuccess), ""); }
 
 TEST(CudaCheckTest, AnOldCardIsToldWhatToDo) {
-  for (const cudaError_t status : {cudaErrorNoKernelImageForDevice, cudaErrorInvalidDeviceFunction}) {
+  for (const cudaError_t status :
+       {cudaErrorNoKernelImageForDevice, cudaErrorInvalidDeviceFunction}) {
     EXPECT_EQ(message_of(status),
               "attention_fwd: this GPU is older than the CUDA kernels were built for; build with "
               "-DSINKHORN_CUDA_ARCHITECTURES naming it (80 is the oldest supported)");

@@ -235,8 +235,8 @@ TEST(Planner, LaysLayersOverOneAnother) {
     options.data = given;
     EXPECT_EQ(planner.run(0, 1, 1, std::nullopt).config.task.data, expected);
   }
-  EXPECT_TRUE(planner.wants(row_of(table, "sortcut-2x8")));
-  EXPECT_FALSE(planner.wants(row_of(table, "sortcut-2x16")));
+  EXPECT_TRUE(planner.wants(row_of(table, "sortcut-2x8"), table.variants[0]));
+  EXPECT_FALSE(planner.wants(row_of(table, "sortcut-2x16"), table.variants[0]));
 
   const reproduce::Run tuned = planner.run(index("sortcut-2x8"), 1, 3, Picks{0.25, 10});
   EXPECT_EQ(tuned.config.model.encoder.temperature, 0.25);
@@ -259,10 +259,10 @@ TEST(Planner, KnowsWhatLeaksAndWhatIsLiteral) {
   for (size_t row = 0; row < table.rows.size(); ++row) {
     const std::string& id = table.rows[row].id;
     EXPECT_EQ(planner.run(row, 0, 1, std::nullopt).leaks, id == "literal-leaking-128") << id;
-    EXPECT_EQ(planner.wants(table.rows[row]), !id.starts_with("literal")) << id;
+    EXPECT_EQ(planner.wants(table.rows[row], table.variants[0]), !id.starts_with("literal")) << id;
   }
   options.preset = "paper";
-  EXPECT_TRUE(planner.wants(row_of(table, "literal-128")));
+  EXPECT_TRUE(planner.wants(row_of(table, "literal-128"), table.variants[0]));
   EXPECT_FALSE(planner.trains(table.rows[0], table.variants[1])) << "big is for full only";
 }
 

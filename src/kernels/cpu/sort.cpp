@@ -135,6 +135,8 @@ void sort_slice(const Head<T>& h, const View& from, T* to, int64_t first, int64_
         return watch.all_finite();
       },
       scratch);
+  // Half types keep the sorted blocks rounded for backward: attention reads the same numbers.
+  for (int64_t i = 0; i < p.rows; ++i) round_row(from.type, out + i * p.block * p.width, cols);
 }
 
 // dK or dV for offsets [first, first + count) of every source, added to what is there.

@@ -85,6 +85,20 @@ SINKHORN_INLINE int64_t offset_of(const View& v, int64_t batch, int64_t head, in
   return batch * v.stride[0] + head * v.stride[1] + row * v.stride[2];
 }
 
+// `count` numbers as they would be kept in `type`.
+template <class T>
+void round_row(Type type, T* x, int64_t count) {
+  if (type == Type::kBFloat16) {
+    for (int64_t c = 0; c < count; ++c) {
+      x[c] = static_cast<T>(from_bfloat16(to_bfloat16(static_cast<float>(x[c]))));
+    }
+  } else if (type == Type::kFloat16) {
+    for (int64_t c = 0; c < count; ++c) {
+      x[c] = static_cast<T>(from_float16(to_float16(static_cast<float>(x[c]))));
+    }
+  }
+}
+
 // A contiguous view of compute-type rows, for buffers the kernels own.
 template <class T>
 SINKHORN_INLINE View rows_view(const T* data, int64_t ld) {

@@ -22,8 +22,8 @@
 // Hopper's, for D in (32, 64], half types, without masks, weights or dropout: the common cases, on
 // which they move 3.2 to 3.9 TB/s of 4. `together` is for D <= 64 in half types. The rest is
 // instantiated for widths 32, 64, 128 and 256 (for_engine), and for float32 to 128
-// (for_float_engine). Key tiles are 64 positions throughout: with 128, D = 64 in backward takes more
-// registers than two CTAs have.
+// (for_float_engine). Key tiles are 64 positions throughout: with 128, D = 64 in backward takes
+// more registers than two CTAs have.
 #include "kernels/cuda/attention_cut.cuh"
 
 namespace sinkhorn::cuda {

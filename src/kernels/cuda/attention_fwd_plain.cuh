@@ -1,5 +1,6 @@
-// Forward as in attention_fwd.cuh for the common cases on Hopper: D <= 64, blocks that fill tiles of
-// 64 or of 128 tokens, no mask, no dropout; a sort, the tile before under a causal rule, or both.
+// Forward as in attention_fwd.cuh for the common cases on Hopper: D <= 64, blocks that fill tiles
+// of 64 or of 128 tokens, no mask, no dropout; a sort, the tile before under a causal rule, or
+// both.
 //
 // A CTA goes from one group of 64 or 128 queries to the next, four warps for each 64, and through a
 // ring of key tiles: the loads of the next ones, of this group of queries and then of the next, are
@@ -54,9 +55,12 @@ __device__ __forceinline__ void load_plain(const AttentionCall& p, const TilePla
     const T* const from =
         is_sorted ? sorted : head_of<const T>(view, p.sequences, at.batch, at.head);
     // Before the first tile there are zeros.
-    load_rows<E, F::kAllThreads>(keys + side * E::kElements, from,
-                                 is_sorted ? p.width : view.token, max(first, 0),
-                                 first < 0 ? 0 : is_sorted ? positions : p.length, p.width, nullptr);
+    load_rows<E, F::kAllThreads>(keys + side * E::kElements, from, is_sorted ? p.width : view.token,
+                                 max(first, 0),
+                                 first < 0   ? 0
+                                 : is_sorted ? positions
+                                             : p.length,
+                                 p.width, nullptr);
   }
 }
 
@@ -66,8 +70,8 @@ __global__ void __launch_bounds__(F::kAllThreads, F::kCtas)
   using E = typename F::E;
   using T = typename E::T;
   extern __shared__ __align__(1024) unsigned char shared[];
-  T* const queries = reinterpret_cast<T*>(shared);             // [2][half]
-  T* const ring = queries + 2 * F::kHalves * E::kElements;     // [slot][key, value]
+  T* const queries = reinterpret_cast<T*>(shared);          // [2][half]
+  T* const ring = queries + 2 * F::kHalves * E::kElements;  // [slot][key, value]
 
   const int group = threadIdx.x / kThreads, lane = threadIdx.x % 32;
   const int row = threadIdx.x % kThreads / 32 * 16;
@@ -125,8 +129,11 @@ __global__ void __launch_bounds__(F::kAllThreads, F::kCtas)
       const bool is_sorted = F::is_sorted(j);
       const Interval seen[2] = {is_sorted ? sorted[0] : local[0], is_sorted ? sorted[1] : local[1]};
       const int first = F::start(j, at.first);
-      const auto all = [&](const Interval& x) { return x.begin <= first && x.end >= first + kTile; };
-      if (!__all_sync(0xFFFFFFFFu, all(seen[0]) && all(seen[1]))) hide(s, seen, first, nullptr, lane);
+      const auto all = [&](const Interval& x) {
+        return x.begin <= first && x.end >= first + kTile;
+      };
+      if (!__all_sync(0xFFFFFFFFu, all(seen[0]) && all(seen[1])))
+        hide(s, seen, first, nullptr, lane);
       softmax.merge(s, scale, nullptr, lane);
       Packed share;
       pack_left<T>(share, s);

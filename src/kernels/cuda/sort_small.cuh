@@ -92,7 +92,9 @@ constexpr int sort_small_shared() {
 template <class T>
 constexpr int kSmallSortCtas = sizeof(T) == 4 ? 2 : 3;
 template <class T, int kN>
-constexpr int kSmallUndoCtas = sizeof(T) == 4 ? 2 : kN == 64 ? 3 : 4;
+constexpr int kSmallUndoCtas = sizeof(T) == 4 ? 2
+                               : kN == 64     ? 3
+                                              : 4;
 
 // Grid: shares of the columns, heads * 2 sides.
 template <class T, int kN>
