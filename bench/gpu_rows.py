@@ -23,12 +23,20 @@ class Row:
     forward_goal: float | None = None  # ms
     goal: float | None = None  # ms, forward + backward
     given: bool = False  # `sort` is an input: no balancing
+    width: int = D  # of a head; H * D numbers a token in any case
+    dtype: torch.dtype = torch.bfloat16
 
     def __str__(self) -> str:
         name = {"sinkhorn": "", "window": "window 1 strict, ", "sortcut": "sortcut 2, "}[self.kind]
         causal = "" if self.columns == "full" else f", strict {self.columns}"
         return (f"{name}L = {self.length}, b = {self.block}{causal}"
-                + (", sort given" if self.given else ""))
+                + (", sort given" if self.given else "")
+                + (f", D = {self.width}" if self.width != D else "")
+                + (", float32" if self.dtype == torch.float32 else ""))
+
+    @property
+    def heads(self) -> int:
+        return H * D // self.width
 
     @property
     def blocks(self) -> int:
@@ -40,7 +48,7 @@ class Row:
 
     def memory_goal(self) -> float:
         """MiB: FlashAttention-2's, and four N x N float32 matrices a head."""
-        if self.length > TOKENS:
+        if self.length > TOKENS or self.width != D or self.dtype != torch.bfloat16:
             return float("inf")
         return FLASH_MIB + 4 * 4 * self.batch * H * self.blocks**2 / 2**20
 
@@ -58,6 +66,10 @@ ROWS = [
     Row(4096, 64, "window", goal=0.45),
     Row(65536, 64, "sortcut", goal=0.5),
     Row(65536, 64, "sortcut", goal=0.5, given=True),
+    Row(4096, 64, width=32),
+    Row(4096, 64, width=128),
+    Row(4096, 64, width=256),
+    Row(4096, 64, dtype=torch.float32),
     Row(1 << 20, 256),
 ]
 
@@ -65,19 +77,20 @@ ROWS = [
 class Problem:
     """Inputs of a row, and the calls on them."""
 
-    def __init__(self, row: Row, device: str = "cuda", dtype: torch.dtype = torch.bfloat16):
+    def __init__(self, row: Row, device: str = "cuda"):
+        dtype = row.dtype
         gen = torch.Generator(device).manual_seed(row.length + row.block)
 
         def draw(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
             return torch.randn(shape, generator=gen, device=device, dtype=dtype)
 
-        shape = (row.batch, H, row.length, D)
+        shape = (row.batch, row.heads, row.length, row.width)
         self.row = row
         self.query, self.key, self.value = (draw(*shape).requires_grad_() for _ in range(3))
         self.grad = draw(*shape)
         self.logits: Tensor | None = None
         if row.kind != "window":
-            logits = draw(row.batch, H, row.blocks, row.blocks, dtype=torch.float32)
+            logits = draw(row.batch, row.heads, row.blocks, row.blocks, dtype=torch.float32)
             self.logits = logits.requires_grad_()
         self.sort: Tensor | None = None
         if row.given:
@@ -131,13 +144,15 @@ class Problem:
 
     def faults(self) -> list[str]:
         """What is wrong, on the first and the last head: our error against float64 is more than 2
-        times (gradients 3) that of plain eager code in bf16, or above 2% outright."""
+        times (gradients 3) that of plain eager code in the same type, or above 2% outright; in
+        float32 1e-5 of the largest tensor passes, since eager sums in another order."""
+        slack = 1e-5 if self.row.dtype == torch.float32 else 1e-6
         names = ["out", *self.inputs()]
         ours = self.step()
         found = []
-        for index in ((0, 0), (self.row.batch - 1, H - 1)):
+        for index in ((0, 0), (self.row.batch - 1, self.row.heads - 1)):
             at = tuple(slice(i, i + 1) for i in index)
-            truth, eager = self._eager(at, torch.float64), self._eager(at, torch.bfloat16)
+            truth, eager = self._eager(at, torch.float64), self._eager(at, self.row.dtype)
             largest = max(x.square().mean().sqrt().item() for x in truth)
             for name, a, e, t in zip(names, ours, eager, truth):
                 if name == "sort":  # the peer's is the gradient of the logits
@@ -145,9 +160,9 @@ class Problem:
                 size = t.square().mean().sqrt().item()
                 error, other = ((x.double() - t).square().mean().sqrt().item()
                                 for x in (a[at], e))
-                bound = (2 if name == "out" else 3) * other + 1e-6 * largest
-                if not (error <= bound and error <= 0.02 * size + 1e-6 * largest):
+                bound = (2 if name == "out" else 3) * other + slack * largest
+                if not (error <= bound and error <= 0.02 * size + slack * largest):
                     found.append(f"{name} of head {index}: relative RMS error {error / size:.2g}, "
-                                 f"eager bf16 {other / size:.2g}")
+                                 f"eager {other / size:.2g}")
             del truth, eager
         return found
