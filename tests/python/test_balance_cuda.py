@@ -1,5 +1,5 @@
-"""The two CUDA forms of balance, and pool, where their tiles change: one CTA a head up to 128
-blocks, chunks of 32 rows and groups of heads above, few and many iterations. Skipped without a GPU.
+"""The CUDA forms of balance, and pool, where their tiles change: one CTA a head up to 128 blocks,
+strips of whole rows and groups of heads above, few and many iterations. Skipped without a GPU.
 
 As a program it runs the same checks without pytest, and then prints times:
 
@@ -23,7 +23,7 @@ from cases import BALANCE_RULES, POOL_MODES, Balance, Case, Pool  # noqa: E402
 from support import load_libraries, randn, value_and_grads  # noqa: E402
 
 ops = torch.ops.sinkhorn
-SIZES = (15, 16, 17, 32, 33, 64, 65, 128, 129, 160, 161, 257)
+SIZES = (15, 16, 17, 32, 33, 64, 65, 128, 129, 160, 161, 257, 516, 1030)
 ITERATIONS = (5, 1, 9, 2, 20)  # beyond 7 backward replays in stretches
 
 
@@ -68,15 +68,17 @@ def test_balance_rows_do_not_depend_on_later_rows_in_either_form():
 def test_more_heads_than_a_group_give_each_head_its_own_result():
     on_gpu()
     for causal, columns in (("none", "full"), ("strict", "prefix"), ("inclusive", "prior")):
-        case = Balance(causal, columns, 3, noise=True, B=20, H=3, N=140)  # groups of 51
-        inputs = case.inputs(torch.float32, "cuda")
-        grad = comparison.output_gradient(case, inputs, torch.float32)
-        whole = value_and_grads("sinkhorn", case, inputs, grad)
-        for first in (0, 16, 19):
-            part = {name: None if x is None else x[first : first + 1] for name, x in inputs.items()}
-            one = value_and_grads("sinkhorn", replace(case, B=1), part, grad[first : first + 1])
-            for name, x in one.items():
-                assert torch.equal(x, whole[name][first : first + 1]), f"{case}: {name}"
+        for B, N, noise in ((20, 140, True), (4, 1030, True), (4, 1032, False)):  # groups of 7
+            case = Balance(causal, columns, 3, noise=noise, B=B, H=3, N=N)
+            inputs = case.inputs(torch.float32, "cuda")
+            grad = comparison.output_gradient(case, inputs, torch.float32)
+            whole = value_and_grads("sinkhorn", case, inputs, grad)
+            for first in (0, B // 2, B - 1):
+                part = {name: None if x is None else x[first : first + 1]
+                        for name, x in inputs.items()}
+                one = value_and_grads("sinkhorn", replace(case, B=1), part, grad[first : first + 1])
+                for name, x in one.items():
+                    assert torch.equal(x, whole[name][first : first + 1]), f"{case}: {name}"
 
 
 def test_large_logits_give_finite_results_and_rows_that_sum_to_1_in_the_tiled_form():

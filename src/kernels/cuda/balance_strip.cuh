@@ -1,10 +1,11 @@
-// 129 to 2048 blocks: what the kernels share in which a CTA holds a strip of 8 whole rows of one
-// head in registers, so that a launch reads a matrix once.
+// 129 to 2048 blocks: what the kernels of prefix and prior columns share, in which a CTA holds a
+// strip of 8 whole rows of one head in registers, so that a launch reads a matrix once; and the
+// small things that full columns (balance_strip_full.cuh) take from here.
 //
 // Thread t of kThreads has columns t, t + kThreads, ... (4 of them) of all 8 rows. Along rows the
 // CTA reduces by shuffles and one barrier; down the strip's columns a thread works alone. What it
-// finds there is the strip's part of a whole column; a kernel of its own merges or scans the parts,
-// in their order. Heads go in groups small enough for the card's cache.
+// finds there is the strip's part of a whole column; a kernel of its own scans the parts, in their
+// order. Heads go in groups small enough for the card's cache.
 //
 // No largest element is needed once a matrix is balanced: its rows sum to 1, so after a column step
 // an element has shrunk at most N times and a row sums to 1/(N + 1) at least; and alike for columns
@@ -128,16 +129,6 @@ __device__ __forceinline__ void load_strip_rows(const Strip& strip, const float*
   for (int i = 0; i < kStripRows; ++i) to[i] = i < strip.count ? from[strip.first + i] : 0.0f;
 }
 
-// Numbers of this thread's columns, 0 beyond `end`.
-template <class Shape>
-__device__ __forceinline__ void load_strip_columns(const float* from, int end,
-                                                   float (&to)[kStripColumns]) {
-#pragma unroll
-  for (int e = 0; e < kStripColumns; ++e) {
-    to[e] = strip_column<Shape>(e) < end ? (from + threadIdx.x)[e * Shape::kThreads] : 0.0f;
-  }
-}
-
 // A matrix of which `rows` is the strip's first row; -inf beyond `end` and the last row.
 template <class Shape>
 __device__ __forceinline__ void load_strip(const Strip& strip, const float* rows, int stride,
@@ -167,23 +158,42 @@ __device__ __forceinline__ void store_strip(const Strip& strip, const Tile& from
   }
 }
 
-// dR, 0 where x is -inf.
+// dR, 0 where x is -inf; its loads do not wait for x.
 template <class Shape>
 __device__ __forceinline__ void load_strip_grad(const StripArgs& t, const Strip& strip,
                                                 const Tile& x, Tile& to) {
   const Matrix<float> grad(t.a.p, t.a.p.grad, strip.head);
+  const float* from = grad.data + strip.first * grad.row + threadIdx.x * grad.column;
+  const int64_t ahead = Shape::kThreads * grad.column;
 #pragma unroll
-  for (int e = 0; e < kStripColumns; ++e) {
-    const float* from = grad.data + strip.first * grad.row + strip_column<Shape>(e) * grad.column;
+  for (int i = 0; i < kStripRows; ++i) {
 #pragma unroll
-    for (int i = 0; i < kStripRows; ++i) {
-      to[i][e] = x[i][e] == kNothing ? 0.0f : *from;
-      from += grad.row;
+    for (int e = 0; e < kStripColumns; ++e) {
+      const bool inside = i < strip.count && strip_column<Shape>(e) < strip.columns;
+      to[i][e] = inside ? from[e * ahead] : 0.0f;
     }
+    from += grad.row;
+  }
+#pragma unroll
+  for (int i = 0; i < kStripRows; ++i) {
+#pragma unroll
+    for (int e = 0; e < kStripColumns; ++e) to[i][e] = x[i][e] == kNothing ? 0.0f : to[i][e];
   }
 }
 
-// x from the logits. Allowed ones are finite, so -inf marks what is not.
+// Of row i of the strip, this thread's columns that it may read, from a matrix whose `from` is the
+// first of them; else -inf.
+template <class Shape, class T>
+__device__ __forceinline__ void load_allowed(const T* from, int64_t ahead, unsigned live, int end,
+                                             float (&to)[kStripColumns]) {
+#pragma unroll
+  for (int e = 0; e < kStripColumns; ++e) {
+    const bool inside = (live >> e & 1u) != 0 && strip_column<Shape>(e) < end;
+    to[e] = inside ? widen(from[e * ahead]) : kNothing;
+  }
+}
+
+// x from the logits, for iterations >= 1. Allowed ones are finite, so -inf marks what is not.
 template <class Shape, class T>
 __device__ __forceinline__ void load_strip_logits(const StripArgs& t, const Strip& strip,
                                                   Tile& to) {
@@ -191,36 +201,42 @@ __device__ __forceinline__ void load_strip_logits(const StripArgs& t, const Stri
   const int64_t batch = strip.head / p.heads;
   const Matrix<T> logits(p, p.logits, strip.head);
   const Matrix<float> noise(p, p.noise, strip.head);
-  bool live[kStripColumns];
+  // Who may read whom comes first, so that all loads of numbers are on the way together.
+  unsigned live = 0;
+  int ends[kStripRows];
 #pragma unroll
   for (int e = 0; e < kStripColumns; ++e) {
     const int c = strip_column<Shape>(e);
-    live[e] = c < strip.columns && is_live(p, batch, c);
+    if (c < strip.columns && is_live(p, batch, c)) live |= 1u << e;
   }
 #pragma unroll
   for (int i = 0; i < kStripRows; ++i) {
     const int r = strip.first + i;
-    const int end = i < strip.count && is_live(p, batch, r) ? source_end(p, r) : 0;
+    ends[i] = i < strip.count && is_live(p, batch, r) ? source_end(p, r) : 0;
+  }
+  const T* from = logits.data + strip.first * logits.row + threadIdx.x * logits.column;
 #pragma unroll
-    for (int e = 0; e < kStripColumns; ++e) {
-      const int c = strip_column<Shape>(e);
-      to[i][e] = live[e] && c < end ? logits.at(r, c) : kNothing;
-    }
+  for (int i = 0; i < kStripRows; ++i) {
+    load_allowed<Shape>(from, Shape::kThreads * logits.column, live, ends[i], to[i]);
+    from += logits.row;
   }
   if (noise.data != nullptr) {
+    const float* more = noise.data + strip.first * noise.row + threadIdx.x * noise.column;
 #pragma unroll
     for (int i = 0; i < kStripRows; ++i) {
+      float own[kStripColumns];
+      load_allowed<Shape>(more, Shape::kThreads * noise.column, live, ends[i], own);
+      more += noise.row;
 #pragma unroll
-      for (int e = 0; e < kStripColumns; ++e) {
-        if (to[i][e] != kNothing) to[i][e] += noise.at(strip.first + i, strip_column<Shape>(e));
-      }
+      for (int e = 0; e < kStripColumns; ++e) to[i][e] += own[e];
     }
   }
 #pragma unroll
   for (int i = 0; i < kStripRows; ++i) {
 #pragma unroll
     for (int e = 0; e < kStripColumns; ++e) {
-      if (to[i][e] != kNothing) to[i][e] = scaled(t.a, to[i][e]);
+      const float x = fmaf(to[i][e], t.a.scale, to[i][e] * t.a.scale_rest);
+      to[i][e] = to[i][e] == kNothing ? kNothing : x;
     }
   }
 }

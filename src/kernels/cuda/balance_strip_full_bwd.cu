@@ -1,314 +1,205 @@
 // Balancing 129 to 2048 blocks with full columns, with no column step, or not at all: backward.
 //
-// It goes through the potentials u and v that forward kept, and reads nothing but x [N, N], loaded
-// again, until its last launch. As in balance_head_full.cu Q^k = exp2(x - u(k-1) - vk), whose
+// It goes through the potentials u and v that forward kept, and reads nothing but x [N, N] between
+// its first launch and its last. As in balance_head_full.cu Q^k = exp2(x - u(k-1) - vk), whose
 // columns sum to 1, and P^(k-1) = Q^k f_j, f = exp2(vk - v(k-1)), whose rows do; and Q^k = P^k h_i,
 // h = exp2(uk - u(k-1)). Let u' = du / sum_j P and v' = dv / sum_i Q, in which the rounding of u
 // and v is divided out.
 //
-//   start     loads x;  r_i = 1 / sum_j P^K,  d_i = sum_j R dR;
-//             parts of dvK_j = - sum_i R (dR - d_i), and of sum_i QK_ij
-//   merge     v'k_j and fk_j from the parts of all strips
-//   step k    u'(k-1)_i = - sum_j v'k_j Qk_ij / sum_j Qk_ij fk_j;
-//             parts of dv(k-1)_j = - sum_i u'(k-1)_i P(k-1)_ij, and of sum_i Q(k-1)_ij
+//   start     r_i = 1 / sum_j P^K,  d_i = sum_j R dR;
+//             parts of - dvK_j = sum_i R (dR - d_i), and of sum_i QK_ij
+//   step k    v'k_j and fk_j from the parts of all slabs, each CTA for itself;
+//             u'(k-1)_i = - sum_j v'k_j Qk_ij / sum_j Qk_ij fk_j;
+//             parts of - dv(k-1)_j = sum_i u'(k-1)_i P(k-1)_ij, and of sum_i Q(k-1)_ij
 //   in step 1 dx = R (dR - d_i) + sum_k Qk_ij (v'k_j + u'(k-1)_i fk_j) instead of the parts
+//             (balance_strip_full_bwd_last.cu)
 //
-// A CTA holds a strip of 8 rows of x in registers; one exponential an element, but K + 2 in step 1.
-// x is kept where the result goes if that is float32, else in scratch.
+// One exponential an element and launch, and in step 1 two: Qk = Qm a_i b_j with a = exp2(u(m-1) -
+// u(k-1)) and b = exp2(vm - vk), so the sum is one of products of a row's and a column's number,
+// which step k keeps: a, a u', b v' and b f. A step changes u and v by log2 N at most, 11 each. So
+// m is 1, 6, 11 ..: what is 0 in Qm is below 2^-38 in Q of the 5 steps from there.
+//
+// A CTA has a slab of rows, which it takes 8 at a time in registers, 4 where it holds dR as well
+// (balance_strip_full.cuh). Where x is stored it lies where the result goes if that is float32,
+// else in scratch.
 #include "kernels/cuda/balance_launch.h"
-#include "kernels/cuda/balance_strip.cuh"
+#include "kernels/cuda/balance_strip_full_bwd.cuh"
 
 namespace sinkhorn::cuda::balance {
 namespace {
 
-// Scratch of one group of heads.
-struct FullScratch {
-  float* x;                  // [heads, N, N], or null where x lies in the result
-  float *sums, *ones;        // [heads, strips, N]: parts of - dv, and of sum_i Q
-  float *dots, *inverses;    // [heads, N]: d and r
-  float *du, *dv, *factors;  // [heads, K, N]: u' of steps 0 .. K-1, v' and f of steps 1 .. K
-
-  FullScratch(const BalanceParams& p, void* memory) {
-    const int64_t heads = strip_group(p), n = p.blocks, steps = column_steps(p);
-    float* next = static_cast<float*>(memory);
-    const auto take = [&](int64_t count) {
-      float* from = next;
-      next += count;
-      return from;
-    };
-    x = p.logits.type == Type::kFloat32 ? nullptr : take(heads * n * n);
-    sums = take(heads * strip_count(p) * n);
-    ones = take(heads * strip_count(p) * n);
-    dots = take(heads * n);
-    inverses = take(heads * n);
-    du = take(heads * steps * n);
-    dv = take(heads * steps * n);
-    factors = take(heads * steps * n);
-    count = next - static_cast<float*>(memory);
-  }
-  // A step's numbers of one head; k counts from 0.
-  __device__ __forceinline__ float* step(float* vectors, const StripArgs& t, int local,
-                                         int64_t k) const {
-    return vectors + (local * column_steps(t.a.p) + k) * t.a.p.blocks;
-  }
-  __device__ __forceinline__ float* rows(const StripArgs& t, const Strip& strip) const {
-    const int64_t n = strip.n;
-    if (x != nullptr) return x + (strip.local * n + strip.first) * n;
-    return static_cast<float*>(t.a.p.result) + (strip.head * n + strip.first) * n;
-  }
-
-  int64_t count;
-};
-
-// Which elements of a thread are allowed, a bit each.
-__device__ __forceinline__ unsigned allowed_bits(const Tile& x) {
-  static_assert(kStripRows * kStripColumns <= 32);
-  unsigned bits = 0;
-#pragma unroll
-  for (int i = 0; i < kStripRows; ++i) {
-#pragma unroll
-    for (int e = 0; e < kStripColumns; ++e) {
-      if (x[i][e] != kNothing) bits |= 1u << (i * kStripColumns + e);
-    }
-  }
-  return bits;
-}
-
-// Writes the gradient of the logits, 0 where not allowed.
+// The slab's rows of exp2(above - below), 0 beyond N; there after the next barrier of the CTA.
 template <class Shape>
-__device__ __forceinline__ void store_gradient(const StripArgs& t, const Strip& strip,
-                                               unsigned allowed, const Tile& g) {
-  const BalanceParams& p = t.a.p;
-  const float inverse = 1.0f / t.a.temperature;
-#pragma unroll
-  for (int i = 0; i < kStripRows; ++i) {
-#pragma unroll
-    for (int e = 0; e < kStripColumns; ++e) {
-      const int c = strip_column<Shape>(e);
-      if (i >= strip.count || c >= strip.n) continue;
-      store_as(p.result, p.logits.type, (strip.head * strip.n + strip.first + i) * strip.n + c,
-               (allowed >> (i * kStripColumns + e) & 1u) == 0 ? 0.0f : g[i][e] * inverse);
-    }
-  }
+__device__ __forceinline__ void share_factors(const Slab<Shape>& slab, const float* above,
+                                              const float* below, float (&to)[Shape::kRows]) {
+  const int i = threadIdx.x, r = slab.first + i;
+  if (i >= Shape::kRows) return;
+  to[i] = r < slab.n ? exp2f(__ldcg(above + r) - __ldcg(below + r)) : 0.0f;
 }
 
-// Turns g, which is dR, into R (dR - d_i).
-__device__ __forceinline__ void weigh_gradient(const Tile& share,
-                                               const float (&inverses)[kStripRows],
-                                               const float (&dots)[kStripRows], Tile& g) {
-#pragma unroll
-  for (int i = 0; i < kStripRows; ++i) {
-#pragma unroll
-    for (int e = 0; e < kStripColumns; ++e) {
-      g[i][e] = share[i][e] * inverses[i] * (g[i][e] - dots[i]);
-    }
-  }
-}
-
-// exp2(x - v - u).
-template <class Shape>
-__device__ __forceinline__ void take_shares(const Tile& x, const float (&v)[kStripColumns],
-                                            const float (&u)[kStripRows], Tile& to) {
-#pragma unroll
-  for (int i = 0; i < kStripRows; ++i) {
-#pragma unroll
-    for (int e = 0; e < kStripColumns; ++e) to[i][e] = fast_exp2(x[i][e] - v[e] - u[i]);
-  }
-}
-
-template <class Shape, class T>
-__global__ void __launch_bounds__(Shape::kThreads, Shape::kFew)
-    balance_strip_full_bwd_start_kernel(const __grid_constant__ StripArgs t,
+// The columns' sums of the start, unless the gradient is all there is to do.
+template <class Shape, class T, bool kNatural>
+__global__ void __launch_bounds__(Shape::kCta, 1)
+    balance_strip_full_bwd_start_kernel(const __grid_constant__ SlabArgs t,
                                         const __grid_constant__ FullScratch scratch) {
-  __shared__ float shared[2][Shape::kWarps][kStripRows];
-  const Strip strip(t);
+  __shared__ Stage<Shape> stage[2];
+  __shared__ typename TeamReducer<Shape, 2 * kShort>::Memory memory;
+  alignas(16) __shared__ float last[Shape::kRows], h[Shape::kRows];
+  release_next_launch();
+  const Slab<Shape> slab(t);
   const BalanceParams& p = t.a.p;
   const int steps = static_cast<int>(column_steps(p));
-  Tile x, g;
-  load_strip_logits<Shape, T>(t, strip, x);
-  load_strip_grad<Shape>(t, strip, x, g);
-  const unsigned allowed = allowed_bits(x);
-  float v[kStripColumns] = {}, u[kStripRows] = {}, inverses[kStripRows], dots[kStripRows];
+  const Matrix<T> logits(p, p.logits, slab.head);
+  const Matrix<float> grad(p, p.grad, slab.head);
+  TeamReducer<Shape, 2 * kShort> reduce{memory};
+  Four<T> loaded[kShort];
+  Four32 loaded_grad[kShort];
+  int r = slab.first + slab.team * kShort;
+  if (r < slab.end) {
+    load_rows<kShort>(t, slab, r, logits, t.wide_logits, loaded);
+    load_rows<kShort>(t, slab, r, grad, t.wide_grad, loaded_grad);
+  }
+  wait_for_previous_launch();
+  float v[4] = {}, columns[2][4] = {};
+  if (!kNatural) share_rows(slab, strip_terms(p, slab.head, 2 * steps), last);
   if (steps > 0) {
-    load_strip_columns<Shape>(strip_terms(p, strip.head, 2 * steps - 1), strip.n, v);
-    store_strip<Shape>(strip, x, strip.n, strip.n, scratch.rows(t, strip));
+    load_columns(slab, strip_terms(p, slab.head, 2 * steps - 1), v);
+    share_factors(slab, strip_terms(p, slab.head, 2 * steps),
+                  strip_terms(p, slab.head, 2 * steps - 2), h);
   }
-  if (p.iterations > 0) load_strip_rows(strip, strip_terms(p, strip.head, 2 * steps), u);
-#pragma unroll
-  for (int i = 0; i < kStripRows; ++i) {
-    inverses[i] = dots[i] = 0.0f;
-#pragma unroll
-    for (int e = 0; e < kStripColumns; ++e) {
-      const float share = p.iterations == 0 ? expf(x[i][e]) : fast_exp2(x[i][e] - v[e] - u[i]);
-      inverses[i] += share;
-      dots[i] += share * g[i][e];
-      x[i][e] = share;
-    }
-  }
-  reduce_rows<Shape>(inverses, Add(), shared[0]);
-  reduce_rows<Shape>(dots, Add(), shared[1]);
-#pragma unroll
-  for (int i = 0; i < kStripRows; ++i) {
-    inverses[i] = p.iterations == 0 ? 1.0f : fast_reciprocal(inverses[i]);
-    dots[i] = p.iterations == 0 ? 0.0f : dots[i] * inverses[i];
-  }
-  weigh_gradient(x, inverses, dots, g);
-  if (steps == 0) return store_gradient<Shape>(t, strip, allowed, g);
-  store_strip_rows(strip, dots, scratch.dots + static_cast<int64_t>(strip.local) * strip.n);
-  store_strip_rows(strip, inverses, scratch.inverses + static_cast<int64_t>(strip.local) * strip.n);
-  float before[kStripRows];
-  load_strip_rows(strip, strip_terms(p, strip.head, 2 * steps - 2), before);
-#pragma unroll
-  for (int i = 0; i < kStripRows; ++i) before[i] = fast_exp2(u[i] - before[i]);
-#pragma unroll
-  for (int e = 0; e < kStripColumns; ++e) {
-    float sum = 0.0f, one = 0.0f;
-#pragma unroll
-    for (int i = 0; i < kStripRows; ++i) {
-      sum += g[i][e];
-      one = fmaf(x[i][e], before[i], one);
-    }
-    const int c = strip_column<Shape>(e);
-    if (c >= strip.n) continue;
-    strip.part(t, scratch.sums)[c] = sum;
-    strip.part(t, scratch.ones)[c] = one;
-  }
-}
-
-// v' and f of column step k (1 .. K). 32 columns of one head a CTA; warp w takes strips w, w + 16,
-// ...
-__global__ void __launch_bounds__(32 * kMergeParts)
-    balance_strip_full_bwd_merge_kernel(const __grid_constant__ StripArgs t, int k,
-                                        const __grid_constant__ FullScratch scratch) {
-  __shared__ float sums[kMergeParts][32], ones[kMergeParts][32];
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int n = static_cast<int>(t.a.p.blocks), c = blockIdx.x * 32 + lane;
-  const int local = blockIdx.y;
-  float sum = 0.0f, one = 0.0f;
-  if (c < n) {
-    const int64_t at = static_cast<int64_t>(local) * t.strips * n + c;
-#pragma unroll 4
-    for (int i = warp; i < t.strips; i += kMergeParts) {
-      sum += scratch.sums[at + static_cast<int64_t>(i) * n];
-      one += scratch.ones[at + static_cast<int64_t>(i) * n];
-    }
-  }
-  sums[warp][lane] = sum;
-  ones[warp][lane] = one;
   __syncthreads();
-  if (warp > 0 || c >= n) return;
+  for (; r < slab.end; r += Shape::kTeams * kShort) {
+    SlabTile<kShort> x, g, share;
+    make_first_x<kNatural, kShort>(t, slab, r, loaded, x);
 #pragma unroll
-  for (int w = 1; w < kMergeParts; ++w) {
-    sum += sums[w][lane];
-    one += ones[w][lane];
-  }
-  const int64_t head = t.first_head + local;
-  const float above = k > 1 ? strip_terms(t.a.p, head, 2 * k - 3)[c] : 0.0f;
-  scratch.step(scratch.dv, t, local, k - 1)[c] = -sum * reciprocal(one);
-  scratch.step(scratch.factors, t, local, k - 1)[c] =
-      exp2f(strip_terms(t.a.p, head, 2 * k - 1)[c] - above);
-}
-
-// The gradient of the logits on this strip, when all u' and v' are known; first_du is u' of step 0,
-// which this launch has found.
-template <class Shape>
-__device__ __forceinline__ void put_gradient(const StripArgs& t, const Strip& strip,
-                                             const FullScratch& scratch, const Tile& x,
-                                             const float (&first_du)[kStripRows]) {
-  const BalanceParams& p = t.a.p;
-  const int steps = static_cast<int>(column_steps(p));
-  const int64_t at = static_cast<int64_t>(strip.local) * strip.n;
-  Tile g;
-  load_strip_grad<Shape>(t, strip, x, g);
-  {
-    float v[kStripColumns], u[kStripRows], dots[kStripRows], inverses[kStripRows];
-    load_strip_columns<Shape>(strip_terms(p, strip.head, 2 * steps - 1), strip.n, v);
-    load_strip_rows(strip, strip_terms(p, strip.head, 2 * steps), u);
-    load_strip_rows(strip, scratch.dots + at, dots);
-    load_strip_rows(strip, scratch.inverses + at, inverses);
+    for (int i = 0; i < kShort; ++i) {
 #pragma unroll
-    for (int i = 0; i < kStripRows; ++i) {
+      for (int e = 0; e < 4; ++e) g[i][e] = x[i][e] == kNothing ? 0.0f : loaded_grad[i].x[e];
+    }
+    const int next = r + Shape::kTeams * kShort, at = r - slab.first;
+    if (next < slab.end) {
+      load_rows<kShort>(t, slab, next, logits, t.wide_logits, loaded);
+      load_rows<kShort>(t, slab, next, grad, t.wide_grad, loaded_grad);
+    }
+    if (t.stored) {
+      float* to = static_cast<float*>(t.x.data) +
+                  (slab.head - t.x_first) * slab.n * static_cast<int64_t>(slab.n);
+      store_rows<kShort>(slab, r, t.wide_x, x, to);
+    }
+    float sums[2 * kShort] = {};  // of the shares, and of them with dR
 #pragma unroll
-      for (int e = 0; e < kStripColumns; ++e) {
-        g[i][e] = fast_exp2(x[i][e] - v[e] - u[i]) * inverses[i] * (g[i][e] - dots[i]);
+    for (int i = 0; i < kShort; ++i) {
+      const float u = kNatural ? 0.0f : last[at + i];
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        share[i][e] = kNatural ? expf(x[i][e]) : fast_exp2(x[i][e] - v[e] - u);
+        sums[i] += share[i][e];
+        sums[kShort + i] += share[i][e] * g[i][e];
       }
     }
-  }
-  for (int k = steps; k >= 1; --k) {
-    float v[kStripColumns], dv[kStripColumns], f[kStripColumns], u[kStripRows], du[kStripRows];
-    load_strip_columns<Shape>(strip_terms(p, strip.head, 2 * k - 1), strip.n, v);
-    load_strip_columns<Shape>(scratch.step(scratch.dv, t, strip.local, k - 1), strip.n, dv);
-    load_strip_columns<Shape>(scratch.step(scratch.factors, t, strip.local, k - 1), strip.n, f);
-    load_strip_rows(strip, strip_terms(p, strip.head, 2 * k - 2), u);
-    if (k > 1) {
-      load_strip_rows(strip, scratch.step(scratch.du, t, strip.local, k - 1), du);
-    } else {
-#pragma unroll
-      for (int i = 0; i < kStripRows; ++i) du[i] = first_du[i];
+    const float own = reduce(slab, sums, Add());
+    const float own_dot = __shfl_down_sync(0xFFFFFFFFu, own, kShort);
+    if (steps > 0 && slab.thread < kShort) {
+      const float inverse = fast_reciprocal(own);
+      scratch.vector(scratch.inverses, slab)[r + slab.thread] = inverse;
+      scratch.vector(scratch.dots, slab)[r + slab.thread] = own_dot * inverse;
     }
 #pragma unroll
-    for (int i = 0; i < kStripRows; ++i) {
+    for (int i = 0; i < kShort; ++i) {
+      const float inverse = kNatural ? 1.0f : fast_reciprocal(sums[i]);
+      const float dot = kNatural ? 0.0f : sums[kShort + i] * inverse;
 #pragma unroll
-      for (int e = 0; e < kStripColumns; ++e) {
-        g[i][e] = fmaf(fast_exp2(x[i][e] - v[e] - u[i]), fmaf(du[i], f[e], dv[e]), g[i][e]);
-      }
+      for (int e = 0; e < 4; ++e) g[i][e] = share[i][e] * inverse * (g[i][e] - dot);
     }
-  }
-  store_gradient<Shape>(t, strip, allowed_bits(x), g);
-}
-
-// u' of row step k - 1, then the parts of column step k - 1, or behind step 1 the result.
-template <class Shape, bool kLast>
-__global__ void __launch_bounds__(Shape::kThreads, kLast ? Shape::kFew : Shape::kMany)
-    balance_strip_full_bwd_step_kernel(const __grid_constant__ StripArgs t, int k,
-                                       const __grid_constant__ FullScratch scratch) {
-  __shared__ float shared[2][Shape::kWarps][kStripRows];
-  const Strip strip(t);
-  const BalanceParams& p = t.a.p;
-  Tile x, q;
-  float v[kStripColumns], dv[kStripColumns], f[kStripColumns], u[kStripRows];
-  load_strip<Shape>(strip, scratch.rows(t, strip), strip.n, strip.n, x);
-  load_strip_columns<Shape>(strip_terms(p, strip.head, 2 * k - 1), strip.n, v);
-  load_strip_columns<Shape>(scratch.step(scratch.dv, t, strip.local, k - 1), strip.n, dv);
-  load_strip_columns<Shape>(scratch.step(scratch.factors, t, strip.local, k - 1), strip.n, f);
-  load_strip_rows(strip, strip_terms(p, strip.head, 2 * k - 2), u);
-  take_shares<Shape>(x, v, u, q);
-  float du[kStripRows], whole[kStripRows];
-#pragma unroll
-  for (int i = 0; i < kStripRows; ++i) {
-    du[i] = whole[i] = 0.0f;
-#pragma unroll
-    for (int e = 0; e < kStripColumns; ++e) {
-      du[i] = fmaf(dv[e], q[i][e], du[i]);
-      whole[i] = fmaf(f[e], q[i][e], whole[i]);
+    if (steps == 0) {
+      store_gradient(t, slab, r, nothing_bits(x), g);
+      continue;
     }
-  }
-  reduce_rows<Shape>(du, Add(), shared[0]);
-  reduce_rows<Shape>(whole, Add(), shared[1]);
 #pragma unroll
-  for (int i = 0; i < kStripRows; ++i) du[i] *= -fast_reciprocal(whole[i]);
-  if constexpr (kLast) {
-    put_gradient<Shape>(t, strip, scratch, x, du);
-  } else {
-    store_strip_rows(strip, du, scratch.step(scratch.du, t, strip.local, k - 1));
-    float rows[kStripRows];  // h
-    load_strip_rows(strip, strip_terms(p, strip.head, 2 * k - 4), rows);
-#pragma unroll
-    for (int i = 0; i < kStripRows; ++i) rows[i] = fast_exp2(u[i] - rows[i]);
-#pragma unroll
-    for (int e = 0; e < kStripColumns; ++e) {
+    for (int e = 0; e < 4; ++e) {
       float sum = 0.0f, one = 0.0f;
 #pragma unroll
-      for (int i = 0; i < kStripRows; ++i) {
-        sum = fmaf(du[i], q[i][e], sum);
-        one = fmaf(rows[i], q[i][e], one);
+      for (int i = 0; i < kShort; ++i) {
+        sum += g[i][e];
+        one = fmaf(share[i][e], h[at + i], one);
       }
-      const int c = strip_column<Shape>(e);
-      if (c >= strip.n) continue;
-      strip.part(t, scratch.sums)[c] = f[e] * sum;
-      strip.part(t, scratch.ones)[c] = f[e] * one;
+      columns[0][e] += sum;
+      columns[1][e] += one;
     }
   }
+  if (steps == 0) return;
+  const int to = steps % 2;
+  put_parts<2>(t, slab, columns, stage, {scratch.sums[to], scratch.ones[to]});
+}
+
+// Step k > 1.
+template <class Shape, class T, bool kStored>
+__global__ void __launch_bounds__(Shape::kCta, 1)
+    balance_strip_full_bwd_step_kernel(const __grid_constant__ SlabArgs t, int k,
+                                       const __grid_constant__ FullScratch scratch) {
+  __shared__ Stage<Shape> stage[2];
+  __shared__ typename TeamReducer<Shape, 2 * kTall>::Memory memory;
+  alignas(16) __shared__ float before[Shape::kRows], h[Shape::kRows], a[Shape::kRows];
+  release_next_launch();
+  const Slab<Shape> slab(t);
+  const BalanceParams& p = t.a.p;
+  const Matrix<T> source(p, t.x, slab.head - t.x_first);
+  TeamReducer<Shape, 2 * kTall> reduce{memory};
+  Four<T> loaded[kTall];
+  int r = slab.first + slab.team * kTall;
+  if (!kStored && r < slab.end) load_rows<kTall>(t, slab, r, source, t.wide_x, loaded);
+  wait_for_previous_launch();
+  if (kStored && r < slab.end) load_rows<kTall>(t, slab, r, source, t.wide_x, loaded);
+  const float* u = strip_terms(p, slab.head, 2 * k - 2);
+  share_rows(slab, u, before);
+  share_factors(slab, u, strip_terms(p, slab.head, 2 * k - 4), h);
+  share_factors(slab, strip_terms(p, slab.head, 2 * anchor(k) - 2), u, a);
+  float v[4], dv[4], f[4], columns[2][4] = {};
+  load_columns(slab, strip_terms(p, slab.head, 2 * k - 1), v);
+  take_columns(t, slab, k, scratch, stage, v, dv, f);
+  if (slab.keeps_columns()) {
+    float b[4], grads[4];
+    load_columns(slab, strip_terms(p, slab.head, 2 * anchor(k) - 1), b);
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const float own = exp2f(b[e] - v[e]);
+      b[e] = own * f[e];
+      grads[e] = own * dv[e];
+    }
+    store_four(scratch.step(scratch.column_factors, t, slab, k) + slab.column, b);
+    store_four(scratch.step(scratch.column_grads, t, slab, k) + slab.column, grads);
+  }
+  for (; r < slab.end; r += Shape::kTeams * kTall) {
+    SlabTile<kTall> x;
+    make_x<kStored, kTall>(t, slab, r, loaded, x);
+    const int next = r + Shape::kTeams * kTall, at = r - slab.first;
+    if (next < slab.end) load_rows<kTall>(t, slab, next, source, t.wide_x, loaded);
+    float du[kTall];
+    const float own = take_rows<kTall>(slab, at, v, dv, f, before, reduce, x, x, du);
+    if (slab.thread < kTall) {
+      const float factor = a[at + slab.thread];
+      scratch.step(scratch.rows, t, slab, k)[r + slab.thread] = factor;
+      scratch.step(scratch.row_grads, t, slab, k)[r + slab.thread] = factor * own;
+    }
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      float sum = 0.0f, one = 0.0f;
+#pragma unroll
+      for (int i = 0; i < kTall; ++i) {
+        sum = fmaf(du[i], x[i][e], sum);
+        one = fmaf(h[at + i], x[i][e], one);
+      }
+      columns[0][e] += sum;
+      columns[1][e] += one;
+    }
+  }
+#pragma unroll
+  for (int e = 0; e < 4; ++e) {
+    columns[0][e] *= f[e];
+    columns[1][e] *= f[e];
+  }
+  const int to = (k - 1) % 2;
+  put_parts<2>(t, slab, columns, stage, {scratch.sums[to], scratch.ones[to]});
 }
 
 }  // namespace
@@ -320,22 +211,25 @@ int64_t strip_full_bwd_scratch(const BalanceParams& p) {
 void strip_full_bwd(const BalanceParams& p, void* scratch, Stream stream) {
   const FullScratch s(p, scratch);
   const int steps = static_cast<int>(column_steps(p));
-  for_each_strip_group(p, [&](const StripArgs& t) {
-    with_strip_shape(p, [&](auto shape) {
-      using Shape = decltype(shape);
+  with_slab_shape(p, [&](auto shape) {
+    using Shape = decltype(shape);
+    SlabLauncher launch(balance_strip_full_bwd_start_kernel<Shape, float, false>, stream);
+    float* x = s.x != nullptr ? s.x : static_cast<float*>(p.result);
+    for_each_slab_group(p, x, s.x != nullptr, p.logits.type, [&](const SlabArgs& t) {
       with_strip_type(p, [&](auto type) {
-        const auto kernel = balance_strip_full_bwd_start_kernel<Shape, decltype(type)>;
-        kernel<<<t.ctas(), Shape::kThreads, 0, stream>>>(t, s);
+        using T = decltype(type);
+        p.iterations == 0 ? launch(balance_strip_full_bwd_start_kernel<Shape, T, true>, t, s)
+                          : launch(balance_strip_full_bwd_start_kernel<Shape, T, false>, t, s);
       });
-      for (int k = steps; k >= 1; --k) {
-        balance_strip_full_bwd_merge_kernel<<<t.merge_grid(), 32 * kMergeParts, 0, stream>>>(t, k,
-                                                                                             s);
-        const auto kernel = k == 1 ? balance_strip_full_bwd_step_kernel<Shape, true>
-                                   : balance_strip_full_bwd_step_kernel<Shape, false>;
-        kernel<<<t.ctas(), Shape::kThreads, 0, stream>>>(t, k, s);
-      }
+      if (steps == 0) return;
+      with_slab_source(t, [&](auto type, auto stored) {
+        using T = decltype(type);
+        for (int k = steps; k > 1; --k) {
+          launch(balance_strip_full_bwd_step_kernel<Shape, T, stored.value>, t, k, s);
+        }
+      });
+      launch_full_bwd_last(launch, t, s);
     });
-    check_launch("balance_bwd");
   });
 }
 

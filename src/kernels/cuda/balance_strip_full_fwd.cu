@@ -1,183 +1,341 @@
 // Balancing 129 to 2048 blocks with full columns, with no column step, or not at all: forward.
 //
-// The equations are those of balance_head_full.cu; x [N, N] lies in the result, where R takes its
-// place in the end. A launch each, a CTA to a strip of 8 rows held in registers:
+// The equations are those of balance_head_full.cu. A launch each, a CTA to a slab of rows, which it
+// takes 8 at a time in registers (balance_strip_full.cuh):
 //
-//   start     loads x;  u0_i = lse_j(x_ij);  each strip's part of lse_i(x_ij - u0_i)
-//   merge     vk_j from the parts of all strips
-//   step k    E_ij = exp2(x_ij - vk_j - u(k-1)_i),  s_i = sum_j E_ij,  uk = u(k-1) + log2 s;
-//             P_ij = E_ij / s_i is R behind the last step, else its column sums over the strip are
+//   start     u0_i = lse_j(x_ij);  each slab's part of lse_i(x_ij - u0_i)
+//   step k    vk_j from the parts of all slabs, each CTA for itself;
+//             E_ij = exp2(x_ij - vk_j - u(k-1)_i),  s_i = sum_j E_ij,  uk = u(k-1) + log2 s;
+//             P_ij = E_ij / s_i is R behind the last step, else its column sums over the slab are
 //             the parts of v(k+1) = vk + log2(sum_i P_ij)
 //
-// One exponential an element and step. Kept for backward: u0 v1 u1 ... vK uK, N numbers each.
+// One exponential an element and step. Kept for backward: u0 v1 u1 ... vK uK, N numbers each. Where
+// x is stored it lies in the result, where R takes its place in the end.
 #include "kernels/cuda/balance_launch.h"
-#include "kernels/cuda/balance_strip.cuh"
+#include "kernels/cuda/balance_strip_full_sums.cuh"
 
 namespace sinkhorn::cuda::balance {
 namespace {
 
-__device__ __forceinline__ float* strip_result(const StripArgs& t, const Strip& strip) {
-  return static_cast<float*>(t.a.p.result) + (strip.head * strip.n + strip.first) * strip.n;
+constexpr int kRows = kStripRows;  // of a strip
+
+// Numbers [heads, slabs, columns]. A step reads what no other CTA of it writes.
+struct Parts {
+  float *tops, *first_sums;  // of the start
+  float* odd;                // of odd steps; those of even ones lie where the tops were
+
+  Parts(const BalanceParams& p, void* memory) {
+    const int64_t part = SlabSizes(p).part();
+    tops = static_cast<float*>(memory);
+    first_sums = tops + part;
+    odd = first_sums + part;
+  }
+  __device__ __forceinline__ float* of_step(int k) const { return k % 2 == 1 ? odd : tops; }
+};
+
+template <class Shape>
+__device__ __forceinline__ float* slab_result(const SlabArgs& t, const Slab<Shape>& slab) {
+  return static_cast<float*>(t.a.p.result) + slab.head * slab.n * slab.n;
+}
+
+// Adds rows of x - u to each column's log sum.
+__device__ __forceinline__ void add_log_sums(const SlabTile<kRows>& x, const float (&u)[kRows],
+                                             LogSum (&columns)[4]) {
+#pragma unroll
+  for (int e = 0; e < 4; ++e) {
+    float own[kRows], sum = 0.0f;
+    LogSum& all = columns[e];
+    const float before = all.top;
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      own[i] = x[i][e] - u[i];
+      all.top = fmaxf(all.top, own[i]);
+    }
+    const float base = all.base();
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) sum += fast_exp2(own[i] - base);
+    all.sum = fmaf(all.sum, fast_exp2(before - base), sum);
+  }
+}
+
+// The parts of the start: the teams' log sums, merged.
+template <class Shape>
+__device__ __forceinline__ void put_first_parts(const SlabArgs& t, const Slab<Shape>& slab,
+                                                const LogSum (&columns)[4],
+                                                Stage<Shape> (&stage)[2], const Parts& parts) {
+  float tops[4], sums[4];
+#pragma unroll
+  for (int e = 0; e < 4; ++e) {
+    tops[e] = columns[e].top;
+    sums[e] = columns[e].sum;
+  }
+  stage[0].put(slab, tops);
+  stage[1].put(slab, sums);
+  __syncthreads();
+  if (slab.team != 0) return;
+#pragma unroll
+  for (int e = 0; e < 4; ++e) {
+    LogSum all = columns[e];
+#pragma unroll
+    for (int team = 1; team < Shape::kTeams; ++team) {
+      LogSum other;
+      other.top = stage[0].get(slab, team).x[e];
+      other.sum = stage[1].get(slab, team).x[e];
+      all.merge(other);
+    }
+    tops[e] = all.top;
+    sums[e] = all.sum;
+  }
+  store_four(slab.part(t, parts.tops, slab.index), tops);
+  store_four(slab.part(t, parts.first_sums, slab.index), sums);
+}
+
+// v of step 1.
+template <class Shape>
+__device__ __forceinline__ void first_columns(const SlabArgs& t, const Slab<Shape>& slab,
+                                              const Parts& parts, Stage<Shape> (&stage)[2],
+                                              float (&v)[4]) {
+  constexpr int kAhead = 4;  // loads of each kind in flight
+  LogSum all[4];
+  for (int base = slab.team; base < t.slabs; base += kAhead * Shape::kTeams) {
+    Four32 tops[kAhead], sums[kAhead];
+#pragma unroll
+    for (int q = 0; q < kAhead; ++q) {
+      const int of = base + q * Shape::kTeams;
+      tops[q] = {{kNothing, kNothing, kNothing, kNothing}};
+      sums[q] = Four32{};
+      if (of >= t.slabs) continue;
+      tops[q] = load_four(slab.part(t, parts.tops, of));
+      sums[q] = load_four(slab.part(t, parts.first_sums, of));
+    }
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const float before = all[e].top;
+#pragma unroll
+      for (int q = 0; q < kAhead; ++q) all[e].top = fmaxf(all[e].top, tops[q].x[e]);
+      all[e].sum *= exp2f(before - all[e].base());
+#pragma unroll
+      for (int q = 0; q < kAhead; ++q) {
+        all[e].sum = fmaf(sums[q].x[e], exp2f(tops[q].x[e] - all[e].base()), all[e].sum);
+      }
+    }
+  }
+  float tops[4], sums[4];
+#pragma unroll
+  for (int e = 0; e < 4; ++e) {
+    tops[e] = all[e].top;
+    sums[e] = all[e].sum;
+  }
+  stage[0].put(slab, tops);
+  stage[1].put(slab, sums);
+  __syncthreads();
+#pragma unroll
+  for (int e = 0; e < 4; ++e) {
+    LogSum whole;
+#pragma unroll
+    for (int team = 0; team < Shape::kTeams; ++team) {
+      LogSum other;
+      other.top = stage[0].get(slab, team).x[e];
+      other.sum = stage[1].get(slab, team).x[e];
+      whole.merge(other);
+    }
+    v[e] = whole.log();
+  }
+}
+
+// v of step k > 1, from sums relative to v of step k - 1.
+template <class Shape>
+__device__ __forceinline__ void next_columns(const SlabArgs& t, const Slab<Shape>& slab, int k,
+                                             const Parts& parts, Stage<Shape> (&stage)[1],
+                                             float (&v)[4]) {
+  float sums[1][4];
+  load_columns(slab, strip_terms(t.a.p, slab.head, 2 * k - 3), v);
+  add_parts<1>(t, slab, {parts.of_step(k - 1)}, stage, sums);
+#pragma unroll
+  for (int e = 0; e < 4; ++e) {
+    if (sums[0][e] > 0.0f) v[e] += log2f(sums[0][e]);
+  }
+}
+
+// Without iterations: R = exp(x).
+template <class Shape, class T>
+__global__ void __launch_bounds__(Shape::kCta, 1)
+    balance_strip_full_plain_kernel(const __grid_constant__ SlabArgs t) {
+  const Slab<Shape> slab(t);
+  const Matrix<T> logits(t.a.p, t.a.p.logits, slab.head);
+  wait_for_previous_launch();
+  for (int r = slab.first + slab.team * kRows; r < slab.end; r += Shape::kTeams * kRows) {
+    Four<T> loaded[kRows];
+    SlabTile<kRows> x;
+    load_rows<kRows>(t, slab, r, logits, t.wide_logits, loaded);
+    make_first_x<true, kRows>(t, slab, r, loaded, x);
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) x[i][e] = expf(x[i][e]);
+    }
+    store_rows<kRows>(slab, r, t.wide_result, x, slab_result(t, slab));
+  }
 }
 
 template <class Shape, class T>
-__global__ void __launch_bounds__(Shape::kThreads, Shape::kFew)
-    balance_strip_full_start_kernel(const __grid_constant__ StripArgs t, LogSum* parts) {
-  __shared__ float tops[Shape::kWarps][kStripRows], sums[Shape::kWarps][kStripRows];
-  const Strip strip(t);
+__global__ void __launch_bounds__(Shape::kCta, 1)
+    balance_strip_full_start_kernel(const __grid_constant__ SlabArgs t, const Parts parts) {
+  __shared__ Stage<Shape> stage[2];
+  __shared__ typename TeamReducer<Shape, kRows>::Memory memory;
+  release_next_launch();
+  const Slab<Shape> slab(t);
   const BalanceParams& p = t.a.p;
-  Tile x;
-  load_strip_logits<Shape, T>(t, strip, x);
-  LogSum rows[kStripRows];
-  float u[kStripRows];
-  reduce_log_sums<Shape>(x, rows, tops, sums);
+  const Matrix<T> logits(p, p.logits, slab.head);
+  TeamReducer<Shape, kRows> reduce{memory};
+  Four<T> loaded[kRows];
+  LogSum columns[4];
+  int r = slab.first + slab.team * kRows;
+  if (r < slab.end) load_rows<kRows>(t, slab, r, logits, t.wide_logits, loaded);
+  wait_for_previous_launch();
+  for (; r < slab.end; r += Shape::kTeams * kRows) {
+    SlabTile<kRows> x;
+    make_first_x<false, kRows>(t, slab, r, loaded, x);
+    const int next = r + Shape::kTeams * kRows;
+    if (next < slab.end) load_rows<kRows>(t, slab, next, logits, t.wide_logits, loaded);
+    if (t.stored) store_rows<kRows>(slab, r, t.wide_result, x, slab_result(t, slab));
+    float tops[kRows], sums[kRows];
 #pragma unroll
-  for (int i = 0; i < kStripRows; ++i) u[i] = rows[i].log();
-  if (p.iterations > 0) store_strip_rows(strip, u, strip_terms(p, strip.head, 0));
-  if (column_steps(p) > 0) {
-    store_strip<Shape>(strip, x, strip.n, strip.n, strip_result(t, strip));
-    put_log_sums<Shape>(x, u, strip.n, strip.part(t, parts));
-    return;
-  }
-#pragma unroll
-  for (int i = 0; i < kStripRows; ++i) {
-#pragma unroll
-    for (int e = 0; e < kStripColumns; ++e) {
-      x[i][e] = p.iterations == 0
-                    ? expf(x[i][e])
-                    : fast_exp2(x[i][e] - rows[i].base()) * fast_reciprocal(rows[i].sum);
+    for (int i = 0; i < kRows; ++i) {
+      tops[i] = fmaxf(fmaxf(x[i][0], x[i][1]), fmaxf(x[i][2], x[i][3]));
     }
+    LogSum row;  // of lane i, row i
+    row.top = reduce(slab, tops, Larger());
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      tops[i] = tops[i] == kNothing ? 0.0f : tops[i];
+      sums[i] = 0.0f;
+#pragma unroll
+      for (int e = 0; e < 4; ++e) sums[i] += fast_exp2(x[i][e] - tops[i]);
+    }
+    row.sum = reduce(slab, sums, Add());
+    const float own = row.log();
+    if (slab.thread < kRows && r + slab.thread < slab.n) {
+      strip_terms(p, slab.head, 0)[r + slab.thread] = own;
+    }
+    if (column_steps(p) > 0) {
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) tops[i] = __shfl_sync(0xFFFFFFFFu, own, i);
+      add_log_sums(x, tops, columns);
+      continue;
+    }
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      sums[i] = fast_reciprocal(sums[i]);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) x[i][e] = fast_exp2(x[i][e] - tops[i]) * sums[i];
+    }
+    store_rows<kRows>(slab, r, t.wide_result, x, slab_result(t, slab));
   }
-  store_strip<Shape>(strip, x, strip.n, strip.n, strip_result(t, strip));
+  if (column_steps(p) > 0) put_first_parts(t, slab, columns, stage, parts);
 }
 
-template <class Shape>
-__global__ void __launch_bounds__(Shape::kThreads, Shape::kMany)
-    balance_strip_full_step_kernel(const __grid_constant__ StripArgs t, int k, float* parts) {
-  __shared__ float shared[Shape::kWarps][kStripRows];
-  const Strip strip(t);
+template <class Shape, class T, bool kStored, bool kFirst>
+__global__ void __launch_bounds__(Shape::kCta, 1)
+    balance_strip_full_step_kernel(const __grid_constant__ SlabArgs t, int k, const Parts parts) {
+  __shared__ Stage<Shape> stage[kFirst ? 2 : 1];
+  __shared__ typename TeamReducer<Shape, kRows>::Memory memory;
+  alignas(16) __shared__ float before[Shape::kRows];
+  release_next_launch();
+  const Slab<Shape> slab(t);
   const BalanceParams& p = t.a.p;
-  float* x = strip_result(t, strip);
-  Tile own;
-  float v[kStripColumns], u[kStripRows], sums[kStripRows];
-  load_strip<Shape>(strip, x, strip.n, strip.n, own);
-  load_strip_columns<Shape>(strip_terms(p, strip.head, 2 * k - 1), strip.n, v);
-  load_strip_rows(strip, strip_terms(p, strip.head, 2 * k - 2), u);
+  const Matrix<T> source(p, t.x, slab.head - t.x_first);
+  TeamReducer<Shape, kRows> reduce{memory};
+  Four<T> loaded[kRows];
+  int r = slab.first + slab.team * kRows;
+  if (!kStored && r < slab.end) load_rows<kRows>(t, slab, r, source, t.wide_x, loaded);
+  wait_for_previous_launch();
+  if (kStored && r < slab.end) load_rows<kRows>(t, slab, r, source, t.wide_x, loaded);
+  share_rows(slab, strip_terms(p, slab.head, 2 * k - 2), before);
+  float v[4], columns[1][4] = {};
+  if constexpr (kFirst) {
+    first_columns(t, slab, parts, stage, v);
+  } else {
+    next_columns(t, slab, k, parts, stage, v);
+  }
+  if (slab.keeps_columns()) store_columns(slab, v, strip_terms(p, slab.head, 2 * k - 1));
+  for (; r < slab.end; r += Shape::kTeams * kRows) {
+    SlabTile<kRows> x;
+    make_x<kStored, kRows>(t, slab, r, loaded, x);
+    const int next = r + Shape::kTeams * kRows;
+    if (next < slab.end) load_rows<kRows>(t, slab, next, source, t.wide_x, loaded);
+    float sums[kRows];
 #pragma unroll
-  for (int i = 0; i < kStripRows; ++i) {
-    sums[i] = 0.0f;
+    for (int i = 0; i < kRows; ++i) {
+      const float u = before[r - slab.first + i];
+      sums[i] = 0.0f;
 #pragma unroll
-    for (int e = 0; e < kStripColumns; ++e) {
-      own[i][e] = fast_exp2(own[i][e] - v[e] - u[i]);
-      sums[i] += own[i][e];
+      for (int e = 0; e < 4; ++e) {
+        x[i][e] = fast_exp2(x[i][e] - v[e] - u);
+        sums[i] += x[i][e];
+      }
+    }
+    const float own = reduce(slab, sums, Add());
+    if (slab.thread < kRows && r + slab.thread < slab.n) {
+      const float u = before[r - slab.first + slab.thread];
+      strip_terms(p, slab.head, 2 * k)[r + slab.thread] = own > 0.0f ? u + log2f(own) : u;
+    }
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) sums[i] = fast_reciprocal(sums[i]);
+    if (k == column_steps(p)) {
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) x[i][e] *= sums[i];
+      }
+      store_rows<kRows>(slab, r, t.wide_result, x, slab_result(t, slab));
+      continue;
+    }
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      float sum = 0.0f;
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) sum = fmaf(x[i][e], sums[i], sum);
+      columns[0][e] += sum;
     }
   }
-  reduce_rows<Shape>(sums, Add(), shared);
-  // u is read again, to free its registers.
-  const float* before = strip_terms(p, strip.head, 2 * k - 2) + strip.first;
-  store_strip_rows(strip, strip_terms(p, strip.head, 2 * k),
-                   [&](int i) { return sums[i] > 0.0f ? before[i] + log2f(sums[i]) : before[i]; });
-#pragma unroll
-  for (int i = 0; i < kStripRows; ++i) sums[i] = fast_reciprocal(sums[i]);
-  if (k == column_steps(p)) {
-#pragma unroll
-    for (int i = 0; i < kStripRows; ++i) {
-#pragma unroll
-      for (int e = 0; e < kStripColumns; ++e) own[i][e] *= sums[i];
-    }
-    store_strip<Shape>(strip, own, strip.n, strip.n, x);
-    return;
+  if (k == column_steps(p)) return;
+  if constexpr (kFirst) {
+    put_parts<1>(t, slab, columns, reinterpret_cast<Stage<Shape>(&)[1]>(stage), {parts.of_step(k)});
+  } else {
+    put_parts<1>(t, slab, columns, stage, {parts.of_step(k)});
   }
-  float* to = strip.part(t, parts);
-#pragma unroll
-  for (int e = 0; e < kStripColumns; ++e) {
-    float sum = 0.0f;
-#pragma unroll
-    for (int i = 0; i < kStripRows; ++i) sum = fmaf(own[i][e], sums[i], sum);
-    if (strip_column<Shape>(e) < strip.n) to[strip_column<Shape>(e)] = sum;
-  }
-}
-
-// v of step k: 32 columns of one head a CTA; warp w takes strips w, w + 16, ...
-__global__ void __launch_bounds__(32 * kMergeParts)
-    balance_strip_full_first_merge_kernel(const __grid_constant__ StripArgs t,
-                                          const LogSum* parts) {
-  __shared__ float tops[kMergeParts][32], sums[kMergeParts][32];
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int n = static_cast<int>(t.a.p.blocks), c = blockIdx.x * 32 + lane;
-  LogSum s;
-  if (c < n) {
-    const LogSum* from = parts + static_cast<int64_t>(blockIdx.y) * t.strips * n + c;
-#pragma unroll 4
-    for (int i = warp; i < t.strips; i += kMergeParts) s.merge(from[static_cast<int64_t>(i) * n]);
-  }
-  tops[warp][lane] = s.top;
-  sums[warp][lane] = s.sum;
-  __syncthreads();
-  if (warp > 0 || c >= n) return;
-  for (int w = 1; w < kMergeParts; ++w) {
-    LogSum other;
-    other.top = tops[w][lane];
-    other.sum = sums[w][lane];
-    s.merge(other);
-  }
-  strip_terms(t.a.p, t.first_head + blockIdx.y, 1)[c] = s.log();
-}
-
-// The same for k > 1, from sums relative to v of step k - 1.
-__global__ void __launch_bounds__(32 * kMergeParts)
-    balance_strip_full_merge_kernel(const __grid_constant__ StripArgs t, int k,
-                                    const float* parts) {
-  __shared__ float sums[kMergeParts][32];
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int n = static_cast<int>(t.a.p.blocks), c = blockIdx.x * 32 + lane;
-  const int64_t head = t.first_head + blockIdx.y;
-  float sum = 0.0f;
-  if (c < n) {
-    const float* from = parts + static_cast<int64_t>(blockIdx.y) * t.strips * n + c;
-#pragma unroll 8
-    for (int i = warp; i < t.strips; i += kMergeParts) sum += from[static_cast<int64_t>(i) * n];
-  }
-  sums[warp][lane] = sum;
-  __syncthreads();
-  if (warp > 0 || c >= n) return;
-#pragma unroll
-  for (int w = 1; w < kMergeParts; ++w) sum += sums[w][lane];
-  const float before = strip_terms(t.a.p, head, 2 * k - 3)[c];
-  strip_terms(t.a.p, head, 2 * k - 1)[c] = sum > 0.0f ? before + log2f(sum) : before;
 }
 
 }  // namespace
 
 int64_t strip_full_fwd_scratch(const BalanceParams& p) {
   if (column_steps(p) == 0) return 0;
-  return strip_group(p) * strip_count(p) * p.blocks * static_cast<int64_t>(sizeof(LogSum));
+  return 3 * SlabSizes(p).part() * static_cast<int64_t>(sizeof(float));
 }
 
 void strip_full_fwd(const BalanceParams& p, void* scratch, Stream stream) {
-  LogSum* first_parts = static_cast<LogSum*>(scratch);
-  float* parts = static_cast<float*>(scratch);
+  const Parts parts(p, scratch);
   const int steps = static_cast<int>(column_steps(p));
-  for_each_strip_group(p, [&](const StripArgs& t) {
-    with_strip_shape(p, [&](auto shape) {
-      using Shape = decltype(shape);
+  with_slab_shape(p, [&](auto shape) {
+    using Shape = decltype(shape);
+    SlabLauncher launch(balance_strip_full_start_kernel<Shape, float>, stream);
+    float* x = static_cast<float*>(p.result);
+    for_each_slab_group(p, x, false, Type::kFloat32, [&](const SlabArgs& t) {
       with_strip_type(p, [&](auto type) {
-        const auto kernel = balance_strip_full_start_kernel<Shape, decltype(type)>;
-        kernel<<<t.ctas(), Shape::kThreads, 0, stream>>>(t, first_parts);
+        using T = decltype(type);
+        p.iterations == 0 ? launch(balance_strip_full_plain_kernel<Shape, T>, t)
+                          : launch(balance_strip_full_start_kernel<Shape, T>, t, parts);
       });
-      for (int k = 1; k <= steps; ++k) {
-        if (k == 1) {
-          balance_strip_full_first_merge_kernel<<<t.merge_grid(), 32 * kMergeParts, 0, stream>>>(
-              t, first_parts);
-        } else {
-          balance_strip_full_merge_kernel<<<t.merge_grid(), 32 * kMergeParts, 0, stream>>>(t, k,
-                                                                                           parts);
+      with_slab_source(t, [&](auto type, auto stored) {
+        using T = decltype(type);
+        for (int k = 1; k <= steps; ++k) {
+          k == 1
+              ? launch(balance_strip_full_step_kernel<Shape, T, stored.value, true>, t, k, parts)
+              : launch(balance_strip_full_step_kernel<Shape, T, stored.value, false>, t, k, parts);
         }
-        const auto kernel = balance_strip_full_step_kernel<Shape>;
-        kernel<<<t.ctas(), Shape::kThreads, 0, stream>>>(t, k, parts);
-      }
+      });
     });
-    check_launch("balance_fwd");
   });
 }
 
