@@ -64,7 +64,8 @@ table.results .leaks { color: var(--quiet); font-style: italic; }
 .tag { font-size: .75rem; color: var(--quiet); border: 1px solid var(--rule); border-radius: 9px;
   padding: 0 .5rem; margin-left: .5rem; white-space: nowrap; font-weight: 400; font-style: normal; }
 .tag.future { color: var(--wrong); border-color: var(--wrong); }
-.note { font-size: .82rem; color: var(--quiet); min-width: 15rem; padding-left: 1.2rem; }
+.notes { font-size: .82rem; color: var(--quiet); padding-left: 1.4rem; max-width: 46rem; }
+sup { font-size: .68em; color: var(--quiet); margin-left: .15em; }
 .costs { margin-top: .9rem; font-size: .85rem; }
 
 .charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 23rem), 1fr));

@@ -33,26 +33,33 @@ std::string note_of(const ResultCell& cell) {
   return note;
 }
 
-std::vector<std::string> notes_of(const ResultRow& row) {
+// How figures were trained, each way once.
+std::vector<std::string> notes_of(const ResultTable& table) {
   std::vector<std::string> notes;
-  for (const ResultCell& cell : row.cells) {
-    const std::string note = note_of(cell);
-    const bool known = std::find(notes.begin(), notes.end(), note) != notes.end();
-    if (!note.empty() && !known) notes.push_back(note);
+  for (const ResultRow& row : table.rows) {
+    for (const ResultCell& cell : row.cells) {
+      const std::string note = note_of(cell);
+      const bool known = std::find(notes.begin(), notes.end(), note) != notes.end();
+      if (!note.empty() && !known) notes.push_back(note);
+    }
   }
   return notes;
 }
 
-// The one note that holds for every figure, "" where they differ.
-std::string common_note(const ResultTable& table) {
-  std::string common;
-  for (const ResultRow& row : table.rows) {
-    for (const std::string& note : notes_of(row)) {
-      if (!common.empty() && note != common) return "";
-      common = note;
-    }
-  }
-  return common;
+// The letter of a cell's note below the table; none where one note holds for all.
+std::string note_mark(const ResultCell& cell, const std::vector<std::string>& notes) {
+  if (!cell.value || notes.size() < 2) return "";
+  const auto at = std::find(notes.begin(), notes.end(), note_of(cell)) - notes.begin();
+  const std::string mark =
+      at < 26 ? std::string(1, static_cast<char>('a' + at)) : std::to_string(at + 1);
+  return "<sup>" + mark + "</sup>";
+}
+
+std::string notes_html(const std::vector<std::string>& notes) {
+  if (notes.size() < 2) return "";
+  std::string html = "<ol class=\"notes\" type=\"a\">";
+  for (const std::string& note : notes) html += "<li>" + escape(note) + "</li>";
+  return html + "</ol>";
 }
 
 std::string value_text(const ResultCell& cell, int digits) {
@@ -66,12 +73,13 @@ std::string value_text(const ResultCell& cell, int digits) {
          fixed(deviation(cell.seeds), digits) + "</span>";
 }
 
-std::string cell_html(const ResultCell& cell, const ResultColumn& column, bool best, bool paper) {
+std::string cell_html(const ResultCell& cell, const ResultColumn& column, const std::string& mark,
+                      bool best, bool paper) {
   std::string kind = "number ours";
   if (best) kind += " best";
   if (cell.leaks) kind += " leaks";
   std::string html = "<td class=\"" + kind + "\"" + (best ? " title=\"best of the column\"" : "") +
-                     ">" + value_text(cell, column.digits) + "</td>";
+                     ">" + value_text(cell, column.digits) + mark + "</td>";
   if (!paper) return html;
   html += "<td class=\"number quiet\">" + (cell.paper ? fixed(*cell.paper, column.digits) : kDash) +
           "</td><td class=\"number\">";
@@ -79,7 +87,7 @@ std::string cell_html(const ResultCell& cell, const ResultColumn& column, bool b
   return html + "</td>";
 }
 
-std::string row_html(const ResultTable& table, size_t r, bool notes) {
+std::string row_html(const ResultTable& table, size_t r, const std::vector<std::string>& notes) {
   const ResultRow& row = table.rows[r];
   std::string html = "<tr><th scope=\"row\">" + escape(row.name);
   if (!row.role.empty() && row.role != "paper") {
@@ -91,18 +99,13 @@ std::string row_html(const ResultTable& table, size_t r, bool notes) {
   }
   html += "</th>";
   for (size_t c = 0; c < table.columns.size(); ++c) {
-    html += cell_html(row.cells[c], table.columns[c], is_best(table, r, c), has_paper(table, c));
-  }
-  if (notes) {
-    html += "<td class=\"note\">";
-    const std::vector<std::string> all = notes_of(row);
-    for (size_t i = 0; i < all.size(); ++i) html += (i > 0 ? "<br>" : "") + escape(all[i]);
-    html += "</td>";
+    html += cell_html(row.cells[c], table.columns[c], note_mark(row.cells[c], notes),
+                      is_best(table, r, c), has_paper(table, c));
   }
   return html + "</tr>";
 }
 
-std::string head_html(const ResultTable& table, bool notes) {
+std::string head_html(const ResultTable& table) {
   std::string names = "<tr><th rowspan=\"2\">model</th>", parts = "<tr>";
   for (size_t c = 0; c < table.columns.size(); ++c) {
     const bool paper = has_paper(table, c);
@@ -112,7 +115,6 @@ std::string head_html(const ResultTable& table, bool notes) {
     parts += "<th class=\"number ours\">here</th>";
     if (paper) parts += "<th class=\"number\">paper</th><th class=\"number\">difference</th>";
   }
-  if (notes) names += "<th class=\"note\" rowspan=\"2\">how it was trained</th>";
   return "<thead>" + names + "</tr>" + parts + "</tr></thead>";
 }
 
@@ -149,19 +151,20 @@ std::string costs_html(const ResultTable& table) {
 }
 
 std::string table_html(const ResultTable& table) {
-  const std::string common = common_note(table);
+  const std::vector<std::string> notes = notes_of(table);
   std::string html = "<h3>" + escape(table.title) + "</h3>";
   if (!table.note.empty()) html += "<p>" + escape(table.note) + "</p>";
-  const std::string facts[] = {table.scale.empty() ? "" : "scale " + table.scale, common,
-                               table.device, table.commit.empty() ? "" : "commit " + table.commit};
+  const std::string facts[] = {table.scale.empty() ? "" : "scale " + table.scale,
+                               notes.size() == 1 ? notes[0] : "", table.device,
+                               table.commit.empty() ? "" : "commit " + table.commit};
   std::string joined;
   for (const std::string& fact : facts) {
     if (!fact.empty()) joined += (joined.empty() ? "" : " \xC2\xB7 ") + escape(fact);
   }
   html += "<p class=\"quiet\">" + joined + "</p><div class=\"wide\"><table class=\"results\">" +
-          head_html(table, common.empty()) + "<tbody>";
-  for (size_t r = 0; r < table.rows.size(); ++r) html += row_html(table, r, common.empty());
-  return html + "</tbody></table></div>" + costs_html(table);
+          head_html(table) + "<tbody>";
+  for (size_t r = 0; r < table.rows.size(); ++r) html += row_html(table, r, notes);
+  return html + "</tbody></table></div>" + notes_html(notes) + costs_html(table);
 }
 
 }  // namespace

@@ -118,12 +118,23 @@ def test_the_table_ranks_what_does_not_leak(browser: Browser, page: Path) -> Non
     browser.open(page)
     rows = browser.run("""[...document.querySelectorAll('table.results tbody tr')].map(
         r => [...r.children].map(c => c.textContent.trim()))""")
+    notes = texts_of(browser, "#tables .notes li")
+    marks = texts_of(browser, "table.results sup")
+
+    def without_mark(text: str) -> str:
+        return re.sub("[a-z]$", "", text)
+
+    first = rows[0]
+    rows = [[row[0], *map(without_mark, row[1:])] for row in rows]
     assert rows[0][:7] == ["Transformer", "12.30", "45.69", "−33.39", "1.500", "0.420", "+1.080"]
     assert rows[1][1:7] == ["40.25 ±0.35", "69.14", "−28.89", "0.750", "0.030", "+0.720"]
     assert rows[2][:3] == ["Window controlcontrol", "30.50", "–"]
     assert rows[3][0] == "Literalliteralleaks the future"
-    assert "1000 steps, stand-in: generated" in rows[1][7] and "2000 steps" in rows[1][7]
-    assert texts_of(browser, "table.results .best") == ["40.25 ±0.35", "0.750"]
+    # Each figure bears the letter of how it was trained.
+    assert "1000 steps, stand-in: generated" in notes[0] and "2000 steps" in notes[1]
+    assert first[1] == "12.30a" and set(marks) == set("abcdefgh"[:len(notes)])
+    assert list(map(without_mark, texts_of(browser, "table.results .best"))) == [
+        "40.25 ±0.35", "0.750"]
     assert "scale small" in texts_of(browser, "#tables p")[1]
     assert "36 s · 1.20M tokens/s · 118 MiB" in texts_of(browser, "#tables details td")[0]
 
