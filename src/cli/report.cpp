@@ -294,7 +294,7 @@ Command add_report(CLI::App& program) {
                   "test examples of each run; 0: no model is opened, no matrices shown")
       ->type_name("INT")
       ->capture_default_str()
-      ->check(CLI::NonNegativeNumber);
+      ->check(CLI::Range(int64_t{0}, int64_t{1000}));
   return {app, [options] { return run_report(*options); }};
 }
 

@@ -143,7 +143,8 @@ Command add_reproduce(CLI::App& program) {
   };
   auto all = std::make_shared<All>();
   reproduce::Options& o = all->options;
-  app->add_option("NAME", o.name, "table1 to table8, fig-temperature, fig-iterations, memory")
+  app->add_option("NAME", o.name,
+                  "table1 to table8, fig-temperature, fig-iterations, memory, study")
       ->required()
       ->type_name("NAME");
   app->add_option("--scale", o.scale,
@@ -164,7 +165,7 @@ Command add_reproduce(CLI::App& program) {
       ->capture_default_str();
   app->add_option("--seeds", o.seeds, "runs a row, with seeds 1 to this; their mean is shown")
       ->type_name("INT")
-      ->check(CLI::PositiveNumber)
+      ->check(CLI::Range(int64_t{1}, int64_t{1000}))
       ->capture_default_str();
   app->add_flag("--tune", o.tune,
                 "pick temperature and iterations by short runs and the validation split first");
@@ -173,7 +174,7 @@ Command add_reproduce(CLI::App& program) {
       ->capture_default_str();
   app->add_option("--jobs", o.jobs, "runs at a time; 0: 4 on a GPU, 2 at smoke, else 1")
       ->type_name("INT")
-      ->check(CLI::NonNegativeNumber)
+      ->check(CLI::Range(int64_t{0}, int64_t{1000}))
       ->capture_default_str();
   app->add_option("--device", o.device, "auto, cpu, cuda or cuda:N")
       ->type_name("TEXT")

@@ -29,6 +29,7 @@ ResultColumn column_of(const json& object) {
   column.name = object.at("name").get<std::string>();
   column.figure = value_or<std::string>(object, "figure", "");
   column.high_is_better = value_or<std::string>(object, "better", "high") == "high";
+  column.ranked = value_or(object, "ranked", true);
   column.digits = std::min(8, std::max(0, value_or(object, "digits", 2)));
   return column;
 }
@@ -97,6 +98,7 @@ std::optional<ResultTable> read_results(std::string_view text) {
 }
 
 bool is_best(const ResultTable& table, size_t row, size_t column) {
+  if (!table.columns[column].ranked) return false;
   const double unit = std::pow(10, table.columns[column].digits);
   const auto ranked = [&](const ResultRow& of) -> std::optional<double> {
     const ResultCell& cell = of.cells[column];

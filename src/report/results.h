@@ -12,6 +12,7 @@ namespace sinkhorn::report {
 struct ResultColumn {
   std::string name, figure;
   bool high_is_better = true;
+  bool ranked = true;  // whether one row can be better than another
   int digits = 2;
 };
 

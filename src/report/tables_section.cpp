@@ -25,10 +25,12 @@ double deviation(const std::vector<double>& values) {
 // "1000 steps, stand-in: ..."; "" for a cell without a figure.
 std::string note_of(const ResultCell& cell) {
   if (!cell.value) return "";
-  std::string note = with_unit(cell.steps, "step");
-  if (!cell.scale.empty()) note = "scale " + cell.scale + ", " + note;
-  for (const std::string& more : {cell.tuned, cell.data}) {
-    if (!more.empty()) note += ", " + more;
+  const std::string parts[] = {cell.scale.empty() ? "" : "scale " + cell.scale,
+                               cell.steps > 0 ? with_unit(cell.steps, "step") : "", cell.tuned,
+                               cell.data};
+  std::string note;
+  for (const std::string& part : parts) {
+    if (!part.empty()) note += (note.empty() ? "" : ", ") + part;
   }
   return note;
 }
@@ -105,13 +107,18 @@ std::string row_html(const ResultTable& table, size_t r, const std::vector<std::
   return html + "</tr>";
 }
 
+std::string better_html(const ResultColumn& column) {
+  if (!column.ranked) return "";
+  return std::string("<br><span class=\"quiet\">") + (column.high_is_better ? "higher" : "lower") +
+         " is better</span>";
+}
+
 std::string head_html(const ResultTable& table) {
   std::string names = "<tr><th rowspan=\"2\">model</th>", parts = "<tr>";
   for (size_t c = 0; c < table.columns.size(); ++c) {
     const bool paper = has_paper(table, c);
     names += std::string("<th class=\"group\" colspan=\"") + (paper ? "3" : "1") + "\">" +
-             escape(table.columns[c].name) + "<br><span class=\"quiet\">" +
-             (table.columns[c].high_is_better ? "higher" : "lower") + " is better</span></th>";
+             escape(table.columns[c].name) + better_html(table.columns[c]) + "</th>";
     parts += "<th class=\"number ours\">here</th>";
     if (paper) parts += "<th class=\"number\">paper</th><th class=\"number\">difference</th>";
   }

@@ -135,7 +135,8 @@ class Pool {
     for (size_t i = 0; i < running_.size();) {
       const Running r = running_[i];
       int status = 0;
-      if (waitpid(r.process, &status, WNOHANG) != r.process) {
+      const pid_t ended = waitpid(r.process, &status, WNOHANG);
+      if (ended == 0 || (ended < 0 && errno == EINTR)) {
         ++i;
         continue;
       }
@@ -172,6 +173,7 @@ class Pool {
 
 std::vector<Ending> run_children(const std::vector<Child>& children, int64_t at_once,
                                  Watcher& watcher, const std::atomic<int>& stop) {
+  std::signal(SIGCHLD, SIG_DFL);  // ignored, it would hide how children end
   return Pool(children, at_once, watcher, stop).run();
 }
 

@@ -15,10 +15,10 @@ namespace {
 constexpr int64_t kTrialShare = 4;  // a trial has a quarter of the steps
 
 // Where things lie, what is shown and saved when, and the seed.
-const std::vector<std::string> kPassing = {"task.data",  "task.cache",       "task.tokenizer",
-                                           "train.run",  "train.device",     "train.threads",
-                                           "train.seed", "train.log_every",  "train.save_every",
-                                           "train.keep", "train.eval_every", "train.graph"};
+const std::vector<std::string> kPassing = {"task.cache",       "task.tokenizer",   "train.run",
+                                           "train.device",     "train.threads",    "train.seed",
+                                           "train.log_every",  "train.save_every", "train.keep",
+                                           "train.eval_every", "train.graph"};
 const std::vector<std::string> kGenerated = {"sort", "recall"};  // tasks with keys of their own
 
 bool among(const std::string& word, const std::vector<std::string>& words) {
@@ -50,6 +50,13 @@ std::string data_folder(const fs::path& given, const std::string& configured) {
   return (place.filename() == name ? place : place / name).string();
 }
 
+// The last name of a path as a configuration states it, in quotes.
+std::string dataset_of(std::string path) {
+  std::erase(path, '"');
+  while (path.ends_with('/')) path.pop_back();
+  return fs::path(path).filename().string();
+}
+
 }  // namespace
 
 bool sorts(const train::RunConfig& config) {
@@ -66,7 +73,12 @@ std::string config_hash(const std::string& text) {
     if (equals == std::string::npos) continue;
     const std::string key = section + "." + line.substr(0, equals);
     if (key == "task.name") task = line.substr(equals + 3);
-    if (!among(key, kPassing)) keys.emplace_back(key, line.substr(equals + 3));
+    if (key == "task.data") {  // the publisher's folder by name, wherever it lies
+      const std::string dataset = dataset_of(line.substr(equals + 3));
+      if (!dataset.empty()) keys.emplace_back(key, dataset);
+    } else if (!among(key, kPassing)) {
+      keys.emplace_back(key, line.substr(equals + 3));
+    }
   }
   tasks::Key hash;
   for (const auto& [key, value] : keys) {

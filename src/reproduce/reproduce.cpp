@@ -1,6 +1,7 @@
 #include "reproduce/reproduce.h"
 
 #include <algorithm>
+#include <csignal>
 #include <map>
 #include <set>
 #include <thread>
@@ -93,7 +94,7 @@ class Reproduction final : public Watcher {
     std::set<std::string> missing;
     std::set<size_t> seen, there;
     each_wanted([&](size_t row, size_t variant) {
-      if (!seen.insert(variant).second) return;
+      if (is_complete(row, variant) || !seen.insert(variant).second) return;
       const std::string what = missing_data(planner_.run(row, variant, 1, {}));
       what.empty() ? (void)there.insert(variant) : (void)missing.insert(what);
       if (!what.empty()) absent_.insert(variant);
@@ -127,6 +128,20 @@ class Reproduction final : public Watcher {
   }
 
   bool is_done(const Run& run) const { return is_archived(run) || read_run(run).has_value(); }
+
+  // Tuning has yet to say what this is trained with.
+  bool awaits_tuning(size_t row, size_t variant) const {
+    return options_.tune && !picks(row, variant) &&
+           is_tunable(planner_.run(row, variant, 1, std::nullopt).config);
+  }
+
+  bool is_complete(size_t row, size_t variant) const {
+    if (awaits_tuning(row, variant)) return false;
+    for (int64_t seed = 1; seed <= options_.seeds; ++seed) {
+      if (!is_done(run_of(row, variant, seed))) return false;
+    }
+    return true;
+  }
 
   std::vector<Run> wanted_runs() const {
     std::vector<Run> runs;
@@ -248,9 +263,13 @@ class Reproduction final : public Watcher {
     const std::string& name = children_[child].name;
     if (ending.stopped) return;
     if (ending.code != 0 || !read_run(run)) {
-      fail(name + ": " +
-           (ending.last.empty() ? "exit code " + std::to_string(ending.code) : ending.last) +
-           "; see " + children_[child].log.string());
+      const std::string why = ending.code > 128
+                                  ? "killed by signal " + std::to_string(ending.code - 128) +
+                                        (ending.code - 128 == SIGKILL ? " (out of memory?)" : "") +
+                                        "; the same command resumes it"
+                              : ending.last.empty() ? "exit code " + std::to_string(ending.code)
+                                                    : ending.last;
+      fail(name + ": " + why + "; see " + children_[child].log.string());
       return;
     }
     screen_.line(name + " done in " + std::to_string(static_cast<int64_t>(ending.seconds)) + " s");
@@ -268,14 +287,19 @@ class Reproduction final : public Watcher {
 
   // The runs of a place that are finished, the first seeds first.
   Cell cell_of_runs(size_t row, const Column& column, size_t variant) const {
-    Cell cell;
-    for (int64_t seed = 1;; ++seed) {
-      const Run run = run_of(row, variant, seed);
+    const Cell* kept = archive_.find(run_of(row, variant, 1).hash, column);
+    Cell cell = kept ? *kept : Cell{};
+    const std::vector<double> known = cell.seeds;  // of runs whose folders may be gone
+    cell.seeds.clear();
+    for (size_t seed = 1;; ++seed) {
+      const Run run = run_of(row, variant, static_cast<int64_t>(seed));
       const auto result = read_run(run);
-      if (!result || !result->figures.contains(column.split)) break;
-      const auto& figures = result->figures.at(column.split);
-      if (!figures.contains(column.figure)) break;
-      cell.seeds.push_back(figures.at(column.figure));
+      const bool counted = result && result->figures.contains(column.split) &&
+                           result->figures.at(column.split).contains(column.figure);
+      if (!counted && seed > known.size()) break;
+      cell.seeds.push_back(counted ? result->figures.at(column.split).at(column.figure)
+                                   : known[seed - 1]);
+      if (!counted) continue;
       cell.steps = result->steps;
       cell.scale = options_.scale;
       cell.data = result->data + tested_in_part(run.config.train);
@@ -301,10 +325,8 @@ class Reproduction final : public Watcher {
       for (size_t variant = 0; variant < table_.variants.size(); ++variant) {
         if (table_.variants[variant].name != column.variant) continue;
         if (!planner_.trains(table_.rows[row], table_.variants[variant])) continue;
-        if (options_.tune && !picks(row, variant)) continue;
+        if (awaits_tuning(row, variant)) continue;
         cell = cell_of_runs(row, column, variant);
-        const Cell* kept = archive_.find(run_of(row, variant, 1).hash, column);
-        if (kept && kept->seeds.size() >= cell.seeds.size()) cell = *kept;
       }
     }
     if (!cell.seeds.empty()) {

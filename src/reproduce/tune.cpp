@@ -4,6 +4,7 @@
 #include <charconv>
 
 #include "reproduce/results.h"
+#include "sinkhorn/error.h"
 
 namespace sinkhorn::reproduce {
 namespace {
@@ -41,15 +42,31 @@ std::optional<double> score(const Table& table, const Run& trial, bool& higher_i
   return std::nullopt;
 }
 
+const nn::AttentionConfig& stack_of(const train::RunConfig& config) {
+  const bool encoder_only = config.model.encoder.kind == "sortcut";
+  return encoder_only ? config.model.encoder : config.model.decoder;
+}
+
 }  // namespace
+
+bool is_tunable(const train::RunConfig& config) {
+  return sorts(config) && stack_of(config).iterations > 0;
+}
 
 void Tuner::add(size_t row, size_t variant) {
   const train::RunConfig config = planner_.run(row, variant, 1, std::nullopt).config;
-  if (!sorts(config)) return;
-  const bool encoder_only = config.model.encoder.kind == "sortcut";
-  const nn::AttentionConfig& stack = encoder_only ? config.model.encoder : config.model.decoder;
-  if (stack.iterations == 0) return;
-  choices_.push_back({row, variant, {stack.temperature, stack.iterations}, ""});
+  if (!is_tunable(config)) return;
+  const nn::AttentionConfig& stack = stack_of(config);
+  const Picks own = {stack.temperature, stack.iterations};
+  for (const Choice& other : choices_) {
+    if (other.variant != variant ||
+        (other.picks.temperature == own.temperature && other.picks.iterations == own.iterations)) {
+      continue;
+    }
+    throw UsageError("--tune: the rows of " + table_.name +
+                     " differ by temperature or iterations, which tuning would make one");
+  }
+  choices_.push_back({row, variant, own, ""});
 }
 
 bool Tuner::next_grid() {

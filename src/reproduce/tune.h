@@ -11,6 +11,9 @@
 
 namespace sinkhorn::reproduce {
 
+// Whether there is something to tune: scores are balanced.
+bool is_tunable(const train::RunConfig& config);
+
 class Tuner {
  public:
   Tuner(const Table& table, const Planner& planner) : table_(table), planner_(planner) {}

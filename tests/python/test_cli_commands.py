@@ -15,7 +15,7 @@ DEFAULTS = {
               "--model.tied {true,false} true"],
     "eval": ["--split {valid,test} test", "--checkpoint TEXT newest"],
     "inspect": ["--checkpoint TEXT newest", "--example INT 0"],
-    "reproduce": ["--scale {smoke,small,full} smoke", "--seeds INT 1", "--out DIR runs/reproduce",
+    "reproduce": ["--scale {smoke,small,full} smoke", "runs a row, with seeds 1 to this", "--out DIR runs/reproduce",
                   "--preset {default,paper} default"],
     "tokenizer train": ["--vocab INT 32000"],
 }

@@ -136,6 +136,7 @@ def test_seeds_and_several_at_once(tmp_path: Path) -> None:
     write_table(tmp_path, FULL | SINKHORN)
     output(*words(tmp_path))
     one = cells(tmp_path)["full"]
+    shutil.rmtree(tmp_path / "out" / "mine")  # the results file remembers the first seed
     text = output(*words(tmp_path, "--seeds", "2", "--jobs", "2"))
     assert "(2 of 2)" in text and "mean of 2 seeds" in text
     two = cells(tmp_path)["full"]
@@ -145,8 +146,10 @@ def test_seeds_and_several_at_once(tmp_path: Path) -> None:
 
 def test_tune_picks_and_says_so(tmp_path: Path) -> None:
     write_table(tmp_path, FULL | SINKHORN, steps=8)
-    text = output(*words(tmp_path, "--tune", "--jobs", "2", "--rows", "sinkhorn"))
+    text = output(*words(tmp_path, "--tune", "--jobs", "2"))
     assert "Sinkhorn: picked temperature" in text
+    other = cells(tmp_path, "mine.smoke.tuned")["full"]  # nothing to tune, and still a row
+    assert other["value"] is not None and "tuned" not in other
     cell = cells(tmp_path, "mine.smoke.tuned")["sinkhorn"]
     assert cell["tuned"]["temperature"] in (0.25, 0.5, 0.75, 1.0)
     assert cell["tuned"]["iterations"] in (2, 5, 10, 20)
@@ -200,6 +203,8 @@ def test_commands_that_cannot_be_meant(tmp_path: Path) -> None:
     assert "table1 has no row" in refusal("reproduce", "table1", "--rows", "sinkhorn", *out)
     assert ('study has no variant "colours"; it has recall, characters, pixels or sort'
             in refusal("reproduce", "study", "--variants", "colours", *out))
+    assert refusal("reproduce", "study", "--variants", "recall", "--tune", *out) == (
+        "--tune: the rows of study differ by temperature or iterations, which tuning would make one")
     assert refusal("reproduce", "table1", "--scale", "tiny", *out) == (
         '--scale: "tiny" is not one of smoke, small, full')
     assert refusal("reproduce", "table1", "--preset", "x", *out) == (

@@ -115,6 +115,7 @@ def _sortcuts() -> list[Sortcut]:
                     Sortcut(5, "none", 1, 2, 1000, 520, 8, 64),
                     Sortcut(8, "none", 3, 8, 257, 1040, 16, 64),
                     Sortcut(2, "none", 40, 8, 100, 128, 64, 64),
+                    Sortcut(130, "none", 1, 1, 40, 2080, 16, 64),
                     Sortcut(2, "none", 1, 1, 700, 650, 50, 64),
                     Sortcut(2, "none", 1, 1, 2000, 32768, 32, 64),
                     Sortcut(1, "none", 1, 1, 300, 600, 256, 256)]

@@ -192,12 +192,13 @@ TEST(ConfigHash, IsThatOfTheResultAndNotOfThePlace) {
   for (const auto& [key, value] : cli::Overrides{{"train.run", "x"},
                                                  {"train.seed", "7"},
                                                  {"train.device", "cpu"},
-                                                 {"task.data", "x"},
                                                  {"task.cache", "x"},
                                                  {"train.log_every", "3"},
                                                  {"task.recall_pairs", "3"}}) {
     EXPECT_EQ(hash({{key, value}}), plain) << key;
   }
+  EXPECT_EQ(hash({{"task.data", "here/aclImdb"}}), hash({{"task.data", "/there/aclImdb/"}}));
+  EXPECT_NE(hash({{"task.data", "here/aclImdb"}}), hash({{"task.data", "here/SST-2"}}));
   for (const auto& [key, value] : cli::Overrides{{"train.steps", "7"},
                                                  {"attention.temperature", "0.5"},
                                                  {"task.sort_symbols", "9"},
@@ -247,6 +248,25 @@ TEST(Planner, LaysLayersOverOneAnother) {
 
   options.rows = {"sortcut"};
   EXPECT_THROW(Planner(table, options, language), UsageError);
+}
+
+TEST(Planner, TakesNoColumnForAnother) {
+  for (const char* name : {"table6", "table7", "study"}) {
+    const Table table = table_named(name);
+    Options options;
+    options.scale = "full";
+    const ConfigLanguage language = {
+        [](const auto& files, const Overrides& keys) { return cli::read_config(files, keys); },
+        cli::write_config};
+    const Planner planner(table, options, language);
+    std::set<std::string> hashes;
+    for (size_t row = 0; row < table.rows.size(); ++row) {
+      for (size_t variant = 0; variant < table.variants.size(); ++variant) {
+        EXPECT_TRUE(hashes.insert(planner.run(row, variant, 1, std::nullopt).hash).second)
+            << name << " " << table.rows[row].id << " " << table.variants[variant].name;
+      }
+    }
+  }
 }
 
 TEST(Planner, KnowsWhatLeaksAndWhatIsLiteral) {

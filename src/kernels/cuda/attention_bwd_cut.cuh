@@ -266,12 +266,11 @@ __device__ __forceinline__ void work_cut(const CutWalk<E, kGroups>& walk, int gr
   }
 
   if (p.splits == 1) {
-    // The dS of the tile before the last has been read: the last one's full() said so.
-    T* const tile = walk.change(walk.tiles, group);
-    store_rows<E, 64>(tile, dk, p.scale, p.scale, row, lane,
-                      static_cast<T*>(p.grad_sorted_key) + at, p.width, first, walk.positions,
-                      p.width);
-    store_rows<E, 64>(tile, dv, 1.0f, 1.0f, row, lane, static_cast<T*>(p.grad_sorted_value) + at,
+    // Through the values, which nobody else reads and this group no longer does.
+    sync_group(Walk::kBegun + group);
+    store_rows<E, 64>(v, dk, p.scale, p.scale, row, lane, static_cast<T*>(p.grad_sorted_key) + at,
+                      p.width, first, walk.positions, p.width);
+    store_rows<E, 64>(v, dv, 1.0f, 1.0f, row, lane, static_cast<T*>(p.grad_sorted_value) + at,
                       p.width, first, walk.positions, p.width);
     return;
   }

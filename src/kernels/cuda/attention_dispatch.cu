@@ -25,6 +25,7 @@
 // (for_float_engine). Key tiles are 64 positions throughout: with 128, D = 64 in backward takes
 // more registers than two CTAs have.
 #include "kernels/cuda/attention_cut.cuh"
+#include "kernels/cuda/sort.h"
 
 namespace sinkhorn::cuda {
 namespace {
@@ -79,6 +80,8 @@ bool covers_attention(const AttentionCall& call) {
   } else {
     for_engine(call, count);
   }
+  // The sort of many blocks, its undoing and dR.
+  if (call.rows > 0 && call.blocks > kSmallBlocks) needed = std::max(needed, kSortShared);
   return needed <= most_shared();
 }
 

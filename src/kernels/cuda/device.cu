@@ -6,7 +6,7 @@ namespace sinkhorn::cuda {
 
 bool on_hopper() {
   static const bool portable = std::getenv("SINKHORN_CUDA_PORTABLE") != nullptr;
-  if (portable) return false;
+  if (portable || !SINKHORN_BUILT_FOR_HOPPER) return false;
   int device = 0, major = 0, minor = 0;
   check(cudaGetDevice(&device), "device");
   check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "device");

@@ -123,6 +123,13 @@ void with_type(Type type, F f) {
 
 int pieces_of(int columns) { return (columns + kWide - 1) / kWide; }
 
+static_assert(sort_products_shared<float, 128>() <= kSortShared &&
+              sort_products_shared<__half, 128>() <= kSortShared &&
+              sort_shared<float, 128, false>() <= kSortShared &&
+              sort_shared<float, 128, true>() <= kSortShared &&
+              sort_shared<__half, 128, false>() <= kSortShared &&
+              sort_shared<__half, 128, true>() <= kSortShared);
+
 template <bool kUndo>
 void launch_product(const char* name, const AttentionCall& call, const void* selected,
                     Stream stream) {

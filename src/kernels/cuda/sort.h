@@ -9,6 +9,9 @@ namespace sinkhorn::cuda {
 // Heads of at most this many blocks sort with R in registers; more take a selected copy of it.
 constexpr int kSmallBlocks = 64;
 
+// Bytes of shared memory that the kernels for more blocks ask for at most.
+constexpr int kSortShared = 108 * 1024;
+
 // R in the type of the tokens, [B, H, rows, selected_pitch]: 0 where not allowed.
 constexpr int selected_pitch(int blocks) { return (blocks + 7) / 8 * 8; }
 void launch_select(const AttentionCall& call, void* selected, Stream stream);

@@ -77,10 +77,13 @@ CudaAttention::CudaAttention(const Tensor& query, const Tensor& key, const Tenso
 
 bool CudaAttention::covered() const {
   constexpr int64_t kMost = std::numeric_limits<int>::max() / 2;
+  constexpr int64_t kMostColumns = 1 << 30;  // numbers of a block
+  constexpr int64_t kMostBlocks = 32640;     // 255 x 255 tiles of dR in one launch
   const Tensor& q = given_query_;
   const c10::DeviceGuard guard(q.device());  // what fits is asked of its card
   return q.size(0) > 0 && q.size(0) * q.size(1) < 32768 && q.size(2) < kMost &&
-         given_key_.size(2) < kMost && cuda::covers_attention(call);
+         given_key_.size(2) < kMost && int64_t{call.block} * call.width < kMostColumns &&
+         call.blocks <= kMostBlocks && cuda::covers_attention(call);
 }
 
 bool CudaAttention::weighs() const {
@@ -88,8 +91,9 @@ bool CudaAttention::weighs() const {
 }
 
 bool CudaAttention::by_library() const {
-  return call.type != Type::kFloat32 && call.rows == call.blocks && call.blocks >= kLibraryBlocks &&
-         !weighs();
+  // It adds to gradients that sortcut has not begun.
+  return call.type != Type::kFloat32 && !call.sortcut && call.rows == call.blocks &&
+         call.blocks >= kLibraryBlocks && !weighs();
 }
 
 void CudaAttention::set_sources() {
@@ -107,6 +111,7 @@ void CudaAttention::set_sources() {
   }
   if (call.rows > 0) {
     sort_ = sort_.contiguous();
+    if (reinterpret_cast<uintptr_t>(sort_.const_data_ptr()) % 16 != 0) sort_ = sort_.clone();
     call.sort = sort_.const_data_ptr();
     call.sort_type = kernel_type(sort_.scalar_type());
   }
