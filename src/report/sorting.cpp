@@ -20,7 +20,7 @@ SortFigures divided(SortFigures sums, int64_t count) {
 
 }  // namespace
 
-SortFigures sort_figures(const std::vector<float>& r, int64_t blocks) {
+SortFigures sort_figures(const std::vector<float>& r, int64_t blocks, int64_t window) {
   if (blocks < 1 || r.size() != static_cast<size_t>(blocks * blocks)) {
     throw Error("a sorting matrix of " + std::to_string(blocks) + " blocks cannot have " +
                 std::to_string(r.size()) + " entries");
@@ -32,7 +32,8 @@ SortFigures sort_figures(const std::vector<float>& r, int64_t blocks) {
     const double sum = std::accumulate(row, row + blocks, 0.0);
     if (!(sum > 0)) continue;
     ++rows;
-    const double own = row[i] / sum, previous = i > 0 ? row[i - 1] / sum : 0;
+    const int64_t newest = i - window - 1;
+    const double own = row[i] / sum, previous = newest >= 0 ? row[newest] / sum : 0;
     sums.own += own;
     sums.previous += previous;
     sums.elsewhere += std::max(0.0, 1 - own - previous);

@@ -11,7 +11,7 @@ namespace sinkhorn::report {
 // rule the first reads nothing).
 struct SortFigures {
   double own = 0;        // mean share of the own block
-  double previous = 0;   // of the block before
+  double previous = 0;   // of the block before; with a window, of the newest one before it
   double elsewhere = 0;  // of all others
   double largest = 0;    // of a row's largest entry: how sharp
   double entropy = 0;    // mean entropy of a row, in bits
@@ -25,7 +25,9 @@ struct SortMatrix {
   SortFigures figures;
 };
 
-SortFigures sort_figures(const std::vector<float>& r, int64_t blocks);
+// window: blocks before the own one that a strict rule leaves out of the sort, since they are seen
+// anyway.
+SortFigures sort_figures(const std::vector<float>& r, int64_t blocks, int64_t window = 0);
 
 // The mean of several matrices' figures.
 SortFigures mean_figures(const std::vector<SortMatrix>& matrices);

@@ -47,13 +47,13 @@ tasks::Batch test_example(tasks::Task& task, int64_t example, uint64_t seed) {
   return batch;
 }
 
-report::SortMatrix matrix_of(const at::Tensor& r) {  // [N, N]
+report::SortMatrix matrix_of(const at::Tensor& r, int64_t window) {  // [N, N]
   report::SortMatrix matrix;
   matrix.blocks = r.size(0);
   const at::Tensor plain = r.to(at::kCPU, at::kFloat).contiguous();
   const float* values = plain.data_ptr<float>();
   matrix.r.assign(values, values + plain.numel());
-  matrix.figures = report::sort_figures(matrix.r, matrix.blocks);
+  matrix.figures = report::sort_figures(matrix.r, matrix.blocks, window);
   return matrix;
 }
 
@@ -73,10 +73,14 @@ std::vector<report::SortMatrix> sorts_of(OpenRun& run, const tasks::Batch& batch
     if (!attentions[i]->sorts()) continue;
     const at::Tensor& r = sorts.at(next++);
     const int64_t place = static_cast<int64_t>(i);
+    const bool in_decoder = decoder_only || place >= layers;
+    const nn::AttentionConfig& config =
+        in_decoder ? run.model->config().decoder : run.model->config().encoder;
+    const bool strict = in_decoder && config.causal == "strict";
     for (int64_t head = 0; head < r.size(1); ++head) {
-      report::SortMatrix matrix = matrix_of(r[0][head]);
+      report::SortMatrix matrix = matrix_of(r[0][head], strict ? config.window : 0);
       matrix.head = head;
-      matrix.stack = decoder_only || place >= layers ? "decoder" : "encoder";
+      matrix.stack = in_decoder ? "decoder" : "encoder";
       matrix.layer = place % layers;
       matrices.push_back(std::move(matrix));
     }

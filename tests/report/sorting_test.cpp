@@ -28,6 +28,10 @@ TEST(SortFigures, RowsThatReadNothingDoNotCount) {
   const SortFigures f = sort_figures({0, 0, 0.5f, 0}, 2);  // its sum is not 1: shares of the sum
   EXPECT_DOUBLE_EQ(f.previous, 1);
   EXPECT_DOUBLE_EQ(f.largest, 1);
+  // Behind a window of one block the newest source is two blocks before.
+  const SortFigures behind = sort_figures({0, 0, 0, 0, 0, 0, 1, 0, 0}, 3, 1);
+  EXPECT_DOUBLE_EQ(behind.previous, 1);
+  EXPECT_DOUBLE_EQ(behind.elsewhere, 0);
   EXPECT_DOUBLE_EQ(sort_figures({0}, 1).largest, 0);
   EXPECT_THROW(sort_figures({1, 2}, 2), Error);
 }
