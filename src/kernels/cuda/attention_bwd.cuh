@@ -77,6 +77,15 @@ __device__ __forceinline__ void load_deltas(float* delta, const AttentionCall& p
   }
 }
 
+// delta of a row whose eight pieces of O and dO eight neighbouring threads hold.
+template <class T>
+__device__ __forceinline__ float delta_of(const uint4& out, const uint4& grad) {
+  float total = 0.0f;
+  add_product<T>(total, out, grad);
+  total = quad_sum(total);
+  return total + __shfl_xor_sync(0xFFFFFFFFu, total, 4);
+}
+
 // A lane's part of a tile of 16 keys x 64 queries.
 struct KeyLane {
   int key;        // the number in the list of the first of its two keys
@@ -84,9 +93,42 @@ struct KeyLane {
   float weight[2], gradient[2] = {0.0f, 0.0f};  // of its keys; the gradients of their weights
 };
 
-// On entry s = raw scores and dp = dO v, keys in rows; on exit s = P' after dropout and dp = dS'
-// without the scale. query: the number of the tile's first. kPlain: known to be without weights and
-// dropout, which leaves registers for another CTA.
+// On entry s = raw scores and dp = dO v, keys in rows; on exit s = P' and dp = dS' without the
+// scale: where there are no weights and there is no dropout. key: the first of this lane's two;
+// scale: in powers of 2.
+__device__ __forceinline__ void turn_plain(float (&s)[8][4], float (&dp)[8][4],
+                                           const QueryFacts& facts, bool all_seen, int key,
+                                           float scale, int lane) {
+#pragma unroll
+  for (int n = 0; n < 8; ++n) {
+    const int column = n * 8 + lane % 4 * 2;
+    const float2 log_sum = *reinterpret_cast<const float2*>(facts.log_sum + column);
+    const float2 delta = *reinterpret_cast<const float2*>(facts.delta + column);
+#pragma unroll
+    for (int c = 0; c < 4; ++c) {
+      s[n][c] = power_of_2(s[n][c] * scale - (c % 2 == 0 ? log_sum.x : log_sum.y));
+      dp[n][c] = s[n][c] * (dp[n][c] - (c % 2 == 0 ? delta.x : delta.y));
+    }
+  }
+  if (all_seen) return;
+#pragma unroll
+  for (int n = 0; n < 8; ++n) {
+    const int column = n * 8 + lane % 4 * 2;
+    const int2 begin = *reinterpret_cast<const int2*>(facts.begin + column);
+    const int2 end = *reinterpret_cast<const int2*>(facts.end + column);
+#pragma unroll
+    for (int c = 0; c < 4; ++c) {
+      // Selected, not multiplied: dP of what is not seen may be anything.
+      const int at = key + c / 2 * 8;
+      const bool seen = at >= (c % 2 == 0 ? begin.x : begin.y) && at < (c % 2 == 0 ? end.x : end.y);
+      s[n][c] = seen ? s[n][c] : 0.0f;
+      dp[n][c] = seen ? dp[n][c] : 0.0f;
+    }
+  }
+}
+
+// The same with weights and dropout, s = P' after dropout. query: the number of the tile's first.
+// kPlain: known to be without either, which leaves registers for another CTA.
 template <bool kPlain>
 __device__ __forceinline__ void turn_scores(float (&s)[8][4], float (&dp)[8][4], KeyLane& keys,
                                             const QueryFacts& facts, bool all_seen, float scale,
@@ -94,34 +136,7 @@ __device__ __forceinline__ void turn_scores(float (&s)[8][4], float (&dp)[8][4],
                                             int lane) {
   scale *= kLog2E;
   if (kPlain || (!keys.weighted && dropout.threshold == 0)) {
-#pragma unroll
-    for (int n = 0; n < 8; ++n) {
-      const int column = n * 8 + lane % 4 * 2;
-      const float2 log_sum = *reinterpret_cast<const float2*>(facts.log_sum + column);
-      const float2 delta = *reinterpret_cast<const float2*>(facts.delta + column);
-#pragma unroll
-      for (int c = 0; c < 4; ++c) {
-        s[n][c] = power_of_2(s[n][c] * scale - (c % 2 == 0 ? log_sum.x : log_sum.y));
-        dp[n][c] = s[n][c] * (dp[n][c] - (c % 2 == 0 ? delta.x : delta.y));
-      }
-    }
-    if (all_seen) return;
-#pragma unroll
-    for (int n = 0; n < 8; ++n) {
-      const int column = n * 8 + lane % 4 * 2;
-      const int2 begin = *reinterpret_cast<const int2*>(facts.begin + column);
-      const int2 end = *reinterpret_cast<const int2*>(facts.end + column);
-#pragma unroll
-      for (int c = 0; c < 4; ++c) {
-        // Selected, not multiplied: dP of what is not seen may be anything.
-        const int at = keys.key + c / 2 * 8;
-        const bool seen =
-            at >= (c % 2 == 0 ? begin.x : begin.y) && at < (c % 2 == 0 ? end.x : end.y);
-        s[n][c] = seen ? s[n][c] : 0.0f;
-        dp[n][c] = seen ? dp[n][c] : 0.0f;
-      }
-    }
-    return;
+    return turn_plain(s, dp, facts, all_seen, keys.key, scale, lane);
   }
   const bool drops = dropout.threshold != 0;
   uint4 bits[2];  // of queries c and c + 1, eight further ones in the second half

@@ -140,16 +140,7 @@ __device__ __forceinline__ void feed_cut(const CutWalk<E, kGroups>& walk) {
       const int r = thread / 8 + 16 * i, at = E::at(r, thread % 8 * 8);
       const uint4 change = *reinterpret_cast<const uint4*>(g + at);
       const uint4 result = *reinterpret_cast<const uint4*>(g + E::kElements + at);
-      const uint32_t left[4] = {result.x, result.y, result.z, result.w};
-      const uint32_t right[4] = {change.x, change.y, change.z, change.w};
-      float total = 0.0f;
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const float2 x = unpack<T>(left[e]), y = unpack<T>(right[e]);
-        total += x.x * y.x + x.y * y.y;
-      }
-      total = quad_sum(total);
-      total += __shfl_xor_sync(0xFFFFFFFFu, total, 4);
+      const float total = delta_of<T>(result, change);
       if (thread % 8 == 0) known.delta[r] = total;
     }
   };

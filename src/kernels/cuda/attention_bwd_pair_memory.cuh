@@ -115,16 +115,7 @@ struct PairAhead {
       const int r = threadIdx.x / kPieces + i * kApart;  // tiles of dO lie one behind the other
       const uint4 change = *reinterpret_cast<const uint4*>(
           grad + r / kTile * E::kElements + E::at(r % kTile, threadIdx.x % kPieces * 8));
-      const uint32_t left[4] = {out[i].x, out[i].y, out[i].z, out[i].w};
-      const uint32_t right[4] = {change.x, change.y, change.z, change.w};
-      float total = 0.0f;
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const float2 x = unpack<T>(left[e]), y = unpack<T>(right[e]);
-        total += x.x * y.x + x.y * y.y;
-      }
-      total = quad_sum(total);
-      total += __shfl_xor_sync(0xFFFFFFFFu, total, 4);
+      const float total = delta_of<T>(out[i], change);
       if (threadIdx.x % kPieces == 0) facts.delta[r] = total;
     }
     if (threadIdx.x < PairShape<kHalves>::kTokens) {

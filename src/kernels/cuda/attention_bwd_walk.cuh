@@ -90,16 +90,7 @@ struct QueryPieces {
 #pragma unroll
     for (int i = 0; i < kTile / kApart; ++i) {
       const uint4 change = *reinterpret_cast<const uint4*>(grad + E::at(r + i * kApart, c));
-      const uint32_t left[4] = {out[i].x, out[i].y, out[i].z, out[i].w};
-      const uint32_t right[4] = {change.x, change.y, change.z, change.w};
-      float total = 0.0f;
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const float2 x = unpack<T>(left[e]), y = unpack<T>(right[e]);
-        total += x.x * y.x + x.y * y.y;
-      }
-      total = quad_sum(total);
-      total += __shfl_xor_sync(0xFFFFFFFFu, total, 4);
+      const float total = delta_of<T>(out[i], change);
 #pragma unroll
       for (int list = 0; list < kLists; ++list) {
         if (threadIdx.x % 8 == 0) facts[list].delta[r + i * kApart] = total;
@@ -134,33 +125,7 @@ struct WalkStep {
     E::end();
     E::settle(s);
     E::settle(dp);
-#pragma unroll
-    for (int n = 0; n < 8; ++n) {
-      const int column = n * 8 + lane % 4 * 2;
-      const float2 log_sum = *reinterpret_cast<const float2*>(facts.log_sum + column);
-      const float2 delta = *reinterpret_cast<const float2*>(facts.delta + column);
-#pragma unroll
-      for (int c = 0; c < 4; ++c) {
-        s[n][c] = power_of_2(s[n][c] * scale - (c % 2 == 0 ? log_sum.x : log_sum.y));
-        dp[n][c] = s[n][c] * (dp[n][c] - (c % 2 == 0 ? delta.x : delta.y));
-      }
-    }
-    if (!all_seen) {
-#pragma unroll
-      for (int n = 0; n < 8; ++n) {
-        const int column = n * 8 + lane % 4 * 2;
-        const int2 begin = *reinterpret_cast<const int2*>(facts.begin + column);
-        const int2 end = *reinterpret_cast<const int2*>(facts.end + column);
-#pragma unroll
-        for (int c = 0; c < 4; ++c) {
-          const int key = first + row + lane / 4 + c / 2 * 8;
-          const bool seen =
-              key >= (c % 2 == 0 ? begin.x : begin.y) && key < (c % 2 == 0 ? end.x : end.y);
-          s[n][c] = seen ? s[n][c] : 0.0f;
-          dp[n][c] = seen ? dp[n][c] : 0.0f;
-        }
-      }
-    }
+    turn_plain(s, dp, facts, all_seen, first + row + lane / 4, scale, lane);
     pack_left<T>(share, s);
     pack_left<T>(change, dp);
 #pragma unroll
