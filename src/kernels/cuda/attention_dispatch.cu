@@ -11,7 +11,7 @@
 //   attention_bwd_cut         sortcut, rows * b <= 128                    64 queries         117
 //   attention_bwd_pair        a sort, no window, 64 % b == 0              64 tokens          208
 //                             a sort, no window, b = 128                  128 tokens         268
-//   attention_bwd_together    no window, 64 % b == 0 or b = 128           64, 128 tokens 249, 495
+//   attention_bwd_together    no window, 64 % b == 0 or b = 128           64, 128 tokens   -, 495
 //   attention_bwd_walk        a window within the tile before, causal,    a run of 64s       164
 //                             with and without a sort
 //   attention_bwd_queries,    everything else                             64 of either  252 + 253
@@ -20,10 +20,10 @@
 // Measured: on the H200, bf16, 65,536 tokens of 8 heads, D = 64, at f665537; what these replaced
 // (attention_fwd at a sort, `together`, the general ones at a window of 1) at 82822a9. `cut`,
 // `plain`, `pair` and `walk` are Hopper's, for D in (32, 64], half types, without masks, weights or
-// dropout: the common cases, on which they move 3.2 to 3.9 TB/s of 4. `together` is for D <= 64 in
-// half types. The rest is instantiated for widths 32, 64, 128 and 256 (for_engine), and for float32
-// to 128 (for_float_engine). Key tiles are 64 positions throughout: with 128, D = 64 in backward
-// takes more registers than two CTAs have.
+// dropout: the common cases (with a sort at b = 64 they move 3.8 TB/s of 4.1). `together` is for D
+// <= 64 in half types. The rest is instantiated for widths 32, 64, 128 and 256 (for_engine), and
+// for float32 to 128 (for_float_engine). Key tiles are 64 positions throughout: with 128, D = 64 in
+// backward takes more registers than two CTAs have.
 #include "kernels/cuda/attention_cut.cuh"
 #include "kernels/cuda/sort.h"
 
