@@ -14,8 +14,8 @@ MAY_INCLUDE = {
     "models": {"nn", "ops"},
     "tasks": set(),
     "report": set(),
-    "train": {"models", "nn", "ops", "tasks", "report"},
-    "generate": {"models", "nn", "ops", "tasks", "report"},
+    "generate": {"models", "nn", "ops"},
+    "train": {"generate", "models", "nn", "ops", "tasks", "report"},
     "reproduce": {"train", "generate", "models", "nn", "ops", "tasks", "report"},
     "cli": {"reproduce", "train", "generate", "models", "nn", "ops", "tasks", "report"},
 }

@@ -1,0 +1,102 @@
+// Decoding that costs a block, not the whole past: a decoder's state is kept between tokens, so
+// that a token looks at (2 + window) * b positions. Cached results equal the full pass to rounding.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "sinkhorn/models/models.h"
+
+namespace sinkhorn::generate {
+
+struct DecoderOptions {
+  int64_t batch = 1;     // sequences decoded together, each in a slot of its own
+  int64_t capacity = 0;  // tokens a slot can hold; 0: the model's max_length or its sort columns'
+  std::optional<at::ScalarType> compute{};  // type of products and caches; the parameters' own
+  bool graph = true;                        // CUDA: steps are captured and replayed
+};
+
+// A batch of sequences that are being continued by a language model, or by the decoder of an
+// encoder-decoder. Slots are independent: each has its own length.
+class Decoder {
+ public:
+  // Throws UsageError for a model that leaks the future (full columns in a decoder): what it says
+  // of a token depends on later ones, so that there is nothing to keep.
+  Decoder(std::shared_ptr<models::LanguageModel> model, const DecoderOptions& options);
+  Decoder(std::shared_ptr<models::Seq2Seq> model, const DecoderOptions& options);
+  ~Decoder();
+  Decoder(Decoder&&) noexcept;
+  Decoder& operator=(Decoder&&) noexcept;
+
+  // Begins the sequences in `slots` (default: 0 .. R - 1) anew with ids [R, L], padded on the
+  // right as mask [R, L] says (absent: all real; every row has a real token). One pass over the
+  // prompt. Returns the logits after each row's last real token, [R, V].
+  at::Tensor prefill(const at::Tensor& ids, const std::optional<at::Tensor>& mask = std::nullopt,
+                     const std::vector<int64_t>& slots = {});
+  // Seq2Seq: reads sources [R, S] into the slots; prefill begins the decoder's side (with token 1).
+  void read(const at::Tensor& sources, const std::optional<at::Tensor>& mask = std::nullopt,
+            const std::vector<int64_t>& slots = {});
+
+  // One more token in every slot, ids [batch] int64; a negative id leaves its slot as it is (and
+  // its logits meaningless). Returns the logits after it, [batch, V], valid until the next call.
+  // ids on the CPU are sent along without waiting; those on another device are fetched, which waits
+  // for it.
+  at::Tensor step(const at::Tensor& ids);
+
+  // Slot s goes on from what slot sources[s] was: beams that fork and die. [batch] int64.
+  void reorder(const at::Tensor& sources);
+
+  const std::vector<int64_t>& lengths() const;  // tokens in each slot
+  int64_t batch() const;
+  int64_t capacity() const;
+  int64_t state_bytes() const;  // of all slots, at full capacity
+  at::Device device() const;
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+struct SamplingOptions {
+  double temperature = 1.0;         // 0: greedy
+  int64_t top_k = 0;                // only the k likeliest tokens; 0: all
+  double top_p = 1.0;               // only the likeliest tokens that together reach p
+  double repetition_penalty = 1.0;  // of tokens already in the sequence, as CTRL does
+  uint64_t seed = 1;                // same seed, same text, whatever else is in the batch
+};
+
+struct StopOptions {
+  int64_t max_tokens = 256;
+  std::vector<int64_t> stop_tokens;  // the sequence ends behind one of these
+};
+
+struct Generated {
+  std::vector<int64_t> ids;      // without the prompt, with the stop token where it came
+  double log_probability = 0.0;  // of ids, in nats, under the model alone (temperature 1)
+  bool stopped = false;          // by a stop token, rather than by max_tokens or capacity
+};
+
+// Called for every token as it is made; false ends that sequence.
+using OnToken = std::function<bool(int64_t row, int64_t id)>;
+
+// Continues every prompt (at most decoder.batch() of them), token by token. Prompts of a Seq2Seq
+// are what its decoder begins with; its sources are read before.
+std::vector<Generated> sample(Decoder& decoder, const std::vector<std::vector<int64_t>>& prompts,
+                              const SamplingOptions& sampling, const StopOptions& stop,
+                              const OnToken& on_token = {});
+
+struct BeamOptions {
+  int64_t beams = 4;
+  double length_penalty = 0.6;  // scores are divided by ((5 + length) / 6) ^ penalty
+};
+
+// Beam search from one prompt in a decoder of `beams` slots: the finished hypotheses, best first.
+std::vector<Generated> beam_search(Decoder& decoder, const std::vector<int64_t>& prompt,
+                                   const BeamOptions& beam, const StopOptions& stop);
+
+}  // namespace sinkhorn::generate
