@@ -5,12 +5,12 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
 
 #include "sinkhorn/models/models.h"
+#include "sinkhorn/sampling.h"
 
 namespace sinkhorn::generate {
 
@@ -62,40 +62,15 @@ class Decoder {
   std::unique_ptr<Impl> impl_;
 };
 
-struct SamplingOptions {
-  double temperature = 1.0;         // 0: greedy
-  int64_t top_k = 0;                // only the k likeliest tokens; 0: all
-  double top_p = 1.0;               // only the likeliest tokens that together reach p
-  double repetition_penalty = 1.0;  // of tokens already in the sequence, as CTRL does
-  uint64_t seed = 1;                // same seed, same text, whatever else is in the batch
-};
-
-struct StopOptions {
-  int64_t max_tokens = 256;
-  std::vector<int64_t> stop_tokens;  // the sequence ends behind one of these
-};
-
-struct Generated {
-  std::vector<int64_t> ids;      // without the prompt, with the stop token where it came
-  double log_probability = 0.0;  // of ids, in nats, under the model alone (temperature 1)
-  bool stopped = false;          // by a stop token, rather than by max_tokens or capacity
-};
-
-// Called for every token as it is made; false ends that sequence.
-using OnToken = std::function<bool(int64_t row, int64_t id)>;
-
-// Continues every prompt (at most decoder.batch() of them), token by token. Prompts of a Seq2Seq
+// Continues every prompt (at most decoder.batch() of them), token by token: row r in slot r. What
+// is drawn in a row depends on the seed, the row and the model's logits alone. Prompts of a Seq2Seq
 // are what its decoder begins with; its sources are read before.
 std::vector<Generated> sample(Decoder& decoder, const std::vector<std::vector<int64_t>>& prompts,
                               const SamplingOptions& sampling, const StopOptions& stop,
                               const OnToken& on_token = {});
 
-struct BeamOptions {
-  int64_t beams = 4;
-  double length_penalty = 0.6;  // scores are divided by ((5 + length) / 6) ^ penalty
-};
-
-// Beam search from one prompt in a decoder of `beams` slots: the finished hypotheses, best first.
+// Beam search from one prompt in a decoder of `beams` slots: the best hypotheses, best first, at
+// most `beams` of them. A Seq2Seq's source is read into slot 0 before.
 std::vector<Generated> beam_search(Decoder& decoder, const std::vector<int64_t>& prompt,
                                    const BeamOptions& beam, const StopOptions& stop);
 
