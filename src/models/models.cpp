@@ -60,6 +60,10 @@ int64_t Model::parameter_count() const {
   return count;
 }
 
+at::Tensor DecoderParts::logits(const at::Tensor& states) const {
+  return output != nullptr ? output->forward(states) : embedding->tied_output(states);
+}
+
 LanguageModel::LanguageModel(const ModelConfig& c) : Model(c) {
   embedding_ =
       register_module("embedding", std::make_shared<nn::Embedding>(c.vocab, c.width, c.max_length));
@@ -73,7 +77,7 @@ LanguageModel::LanguageModel(const ModelConfig& c) : Model(c) {
 at::Tensor LanguageModel::logits(const Input& input, const nn::Context& context) {
   const at::Tensor x = at::dropout(embedding_->forward(input.ids), config_.dropout, is_training());
   const at::Tensor y = decoder_->forward(x, with_mask(context, input.mask));
-  return output_ != nullptr ? output_->forward(y) : embedding_->tied_output(y);
+  return decoder_parts().logits(y);
 }
 
 std::vector<std::shared_ptr<nn::SinkhornAttention>> LanguageModel::attentions() const {

@@ -57,7 +57,11 @@ SinkhornAttention::Heads SinkhornAttention::project(const at::Tensor& x) {
 }
 
 at::Tensor SinkhornAttention::sort(const at::Tensor& x, const std::optional<at::Tensor>& mask) {
-  const at::Tensor logits = sort_net_->forward(x, mask);
+  return balanced(sort_net_->forward(x, mask), mask);
+}
+
+at::Tensor SinkhornAttention::balanced(const at::Tensor& logits,
+                                       const std::optional<at::Tensor>& mask) {
   BalanceOptions options{config_.iterations, config_.temperature, causal(), config_.columns};
   options.window = place_.decoder && config_.causal == "strict" ? config_.window : 0;
   if (config_.gumbel && is_training()) options.noise = gumbel_like(logits.detach());
@@ -135,7 +139,11 @@ at::Tensor SinkhornAttention::forward(const at::Tensor& input, const Context& co
     r = sort(x, context.mask);
     if (context.sorts != nullptr) context.sorts->push_back(*r);
   }
-  return out_->forward(join_heads(attend(project(x), r, context.mask)));
+  return output(attend(project(x), r, context.mask));
+}
+
+at::Tensor SinkhornAttention::output(const at::Tensor& attended) {
+  return out_->forward(join_heads(attended));
 }
 
 CrossAttention::CrossAttention(const AttentionPlace& place) : place_(place) {
@@ -148,12 +156,22 @@ CrossAttention::CrossAttention(const AttentionPlace& place) : place_(place) {
 
 at::Tensor CrossAttention::forward(const at::Tensor& x, const at::Tensor& memory,
                                    const std::optional<at::Tensor>& memory_mask) {
-  const auto kv = key_value_->forward(memory).split(place_.width, 2);
+  const auto [key, value] = read(memory);
   DenseOptions options{false, memory_mask, is_training() ? place_.dropout : 0.0};
-  const at::Tensor y =
-      dense_attention(split_heads(query_->forward(x), place_.heads),
-                      split_heads(kv[0], place_.heads), split_heads(kv[1], place_.heads), options);
-  return out_->forward(join_heads(y));
+  return output(dense_attention(queries(x), key, value, options));
+}
+
+std::pair<at::Tensor, at::Tensor> CrossAttention::read(const at::Tensor& memory) {
+  const auto parts = key_value_->forward(memory).split(place_.width, 2);
+  return {split_heads(parts[0], place_.heads), split_heads(parts[1], place_.heads)};
+}
+
+at::Tensor CrossAttention::queries(const at::Tensor& x) {
+  return split_heads(query_->forward(x), place_.heads);
+}
+
+at::Tensor CrossAttention::output(const at::Tensor& attended) {
+  return out_->forward(join_heads(attended));
 }
 
 }  // namespace sinkhorn::nn

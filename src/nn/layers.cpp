@@ -134,9 +134,17 @@ at::Tensor Embedding::positions(int64_t length, const at::TensorOptions& options
   return tables_.back().slice(0, 0, length);
 }
 
-at::Tensor Embedding::forward(const at::Tensor& ids) {
+at::Tensor Embedding::placed(const at::Tensor& ids, const at::Tensor& positions) const {
   const double scale = std::sqrt(static_cast<double>(weight.size(1)));
-  return at::add(positions(ids.size(1), weight.options()), at::embedding(weight, ids), scale);
+  return at::add(positions, at::embedding(weight, ids), scale);
+}
+
+at::Tensor Embedding::forward(const at::Tensor& ids) {
+  return placed(ids, positions(ids.size(1), weight.options()));
+}
+
+at::Tensor Embedding::forward_at(const at::Tensor& ids, const at::Tensor& places, int64_t end) {
+  return placed(ids, at::embedding(positions(end, weight.options()), places));
 }
 
 at::Tensor Embedding::tied_output(const at::Tensor& x) {

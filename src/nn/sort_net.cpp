@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "nn/dense_attention.h"
+#include "ops/common.h"
 #include "sinkhorn/error.h"
 #include "sinkhorn/nn/attention.h"
 #include "sinkhorn/ops.h"
@@ -14,6 +15,9 @@ namespace sinkhorn::nn {
 namespace {
 
 int64_t blocks_of(int64_t length, int64_t block) { return (length + block - 1) / block; }
+
+// To the type that logits have.
+at::Tensor widen(const at::Tensor& x) { return x.to(ops::compute_type(x.scalar_type())); }
 
 }  // namespace
 
@@ -31,22 +35,34 @@ SortNet::SortNet(const AttentionConfig& config, const AttentionPlace& place)
   if (deep) second_ = register_module("second", std::make_shared<Linear>(width, columns, true));
 }
 
-at::Tensor SortNet::bilinear(const at::Tensor& pooled, const at::Tensor& x,
-                             const std::optional<at::Tensor>& mask) {
-  at::Tensor sources = pooled;
-  if (place_.decoder && config_.causal == "strict") {  // a source is complete by then
-    sources = pool(x, {config_.block, config_.pooling == "sum" ? "sum" : "mean", false, mask});
-    sources = sources.to(pooled.scalar_type());
+at::Tensor SortNet::destinations(const at::Tensor& x, const std::optional<at::Tensor>& mask) const {
+  return widen(pool(x, {config_.block, config_.pooling, place_.decoder, mask}));
+}
+
+at::Tensor SortNet::sources(const at::Tensor& x, const std::optional<at::Tensor>& mask) {
+  if (!own_sources()) return project_sources(destinations(x, mask));
+  const std::string mode = config_.pooling == "sum" ? "sum" : "mean";
+  return project_sources(widen(pool(x, {config_.block, mode, /*causal=*/false, mask})));
+}
+
+at::Tensor SortNet::project_sources(const at::Tensor& pooled) {
+  return split_heads(source_->forward(pooled), place_.heads);
+}
+
+at::Tensor SortNet::rows(const at::Tensor& pooled, const at::Tensor& sources) {
+  if (bilinear()) {
+    const at::Tensor d = split_heads(destination_->forward(pooled), place_.heads);
+    return at::matmul(d, sources.transpose(2, 3)) / std::sqrt(static_cast<double>(d.size(3)));
   }
-  const at::Tensor d = split_heads(destination_->forward(pooled), place_.heads);
-  const at::Tensor s = split_heads(source_->forward(sources), place_.heads);
-  return at::matmul(d, s.transpose(2, 3)) / std::sqrt(static_cast<double>(d.size(3)));
+  at::Tensor y = first_->forward(pooled);
+  if (second_ != nullptr) y = second_->forward(at::relu(y));
+  if (config_.sort_net == "linear_relu" || config_.sort_net == "mlp_relu") y = at::relu(y);
+  return y.view({y.size(0), y.size(1), place_.heads, max_blocks_}).transpose(1, 2);
 }
 
 at::Tensor SortNet::forward(const at::Tensor& x, const std::optional<at::Tensor>& mask) {
-  at::Tensor pooled = pool(x, {config_.block, config_.pooling, place_.decoder, mask});
-  if (pooled.scalar_type() != at::kDouble) pooled = pooled.to(at::kFloat);
-  if (destination_ != nullptr) return bilinear(pooled, x, mask);
+  const at::Tensor pooled = destinations(x, mask);
+  if (bilinear()) return rows(pooled, own_sources() ? sources(x, mask) : project_sources(pooled));
   const int64_t blocks = pooled.size(1);
   if (blocks > max_blocks_) {
     throw UsageError("attention: " + std::to_string(x.size(1)) + " tokens make " +
@@ -54,10 +70,7 @@ at::Tensor SortNet::forward(const at::Tensor& x, const std::optional<at::Tensor>
                      "' has columns for " + std::to_string(max_blocks_) +
                      "; set max_blocks (or the model's max_length) higher, or sort_net bilinear");
   }
-  at::Tensor y = first_->forward(pooled);
-  if (second_ != nullptr) y = second_->forward(at::relu(y));
-  if (config_.sort_net == "linear_relu" || config_.sort_net == "mlp_relu") y = at::relu(y);
-  return y.view({y.size(0), blocks, place_.heads, max_blocks_}).slice(3, 0, blocks).transpose(1, 2);
+  return rows(pooled, {}).slice(3, 0, blocks);
 }
 
 }  // namespace sinkhorn::nn

@@ -19,13 +19,22 @@ TransformerLayer::TransformerLayer(const LayerConfig& c) : dropout_(c.dropout) {
 }
 
 Residual TransformerLayer::advance(Residual x, const Context& context, const Memory* memory) {
+  LayerAttention modules;
+  modules.self = [&](const at::Tensor& normed) { return attention_->forward(normed, context); };
+  modules.cross = [&](const at::Tensor& query) {
+    return cross_->forward(query, memory->states.to(query.scalar_type()), memory->mask);
+  };
+  return advance(std::move(x), context, modules);
+}
+
+Residual TransformerLayer::advance(Residual x, const Context& context,
+                                   const LayerAttention& attention) {
   const double dropout = is_training() ? dropout_ : 0.0;
   const at::Tensor normed = attention_norm_->forward(x, context);
-  x = {x.sum, attention_->forward(normed, context), dropout};
+  x = {x.sum, attention.self(normed), dropout};
   if (cross_ != nullptr) {
     const at::Tensor query = cross_norm_->forward(x, context);
-    x = {x.sum, cross_->forward(query, memory->states.to(query.scalar_type()), memory->mask),
-         dropout};
+    x = {x.sum, attention.cross(query), dropout};
   }
   const at::Tensor inner = ff_norm_->forward(x, context);
   return {x.sum, ff_->forward(inner), dropout};
@@ -62,6 +71,13 @@ at::Tensor Stack::forward(at::Tensor input, const Context& context, const Memory
         },
         inputs)};
   }
+  return norm_->forward(x, context);
+}
+
+at::Tensor Stack::forward(at::Tensor input, const Context& context,
+                          const std::vector<LayerAttention>& attentions) {
+  Residual x{std::move(input)};
+  for (size_t i = 0; i < layers_.size(); ++i) x = layers_[i]->advance(x, context, attentions[i]);
   return norm_->forward(x, context);
 }
 

@@ -43,12 +43,22 @@ class Model : public torch::nn::Module {
   ModelConfig config_;
 };
 
+// What turns tokens into the logits of the next ones.
+struct DecoderParts {
+  std::shared_ptr<nn::Embedding> embedding;
+  std::shared_ptr<nn::Stack> stack;
+  std::shared_ptr<nn::Linear> output{};  // null: the embedding's weights serve
+
+  at::Tensor logits(const at::Tensor& states) const;  // of the stack: [..., E] -> [..., V]
+};
+
 // Decoder only. ids[t] is the token before targets[t].
 class LanguageModel : public Model {
  public:
   explicit LanguageModel(const ModelConfig& config);
   at::Tensor logits(const Input& input, const nn::Context& context) override;
   std::vector<std::shared_ptr<nn::SinkhornAttention>> attentions() const override;
+  DecoderParts decoder_parts() const { return {embedding_, decoder_, output_}; }
 
  private:
   std::shared_ptr<nn::Embedding> embedding_;
@@ -68,6 +78,7 @@ class Seq2Seq : public Model {
   // Logits of the token after each of `ids` [B, T].
   at::Tensor decode(const at::Tensor& ids, const std::optional<at::Tensor>& mask,
                     const nn::Memory& memory, const nn::Context& context);
+  DecoderParts decoder_parts() const { return {embedding_, decoder_}; }
 
  private:
   std::shared_ptr<nn::Embedding> embedding_;  // of both sides and the output

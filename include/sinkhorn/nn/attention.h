@@ -2,6 +2,8 @@
 // attention, SortCut, and the baselines full, local, window and sparse.
 #pragma once
 
+#include <utility>
+
 #include "sinkhorn/nn/attention_config.h"
 #include "sinkhorn/nn/layers.h"
 
@@ -16,15 +18,27 @@ struct AttentionPlace {
   double dropout = 0.0;    // on attention weights
 };
 
-// Proposes where blocks should go: x [B, L, E] -> logits [B, H, N, N], float32.
+// Proposes where blocks should go: x [B, L, E] -> logits [B, H, N, N], float32 (float64 for
+// float64).
 class SortNet : public torch::nn::Module {
  public:
   SortNet(const AttentionConfig& config, const AttentionPlace& place);
   at::Tensor forward(const at::Tensor& x, const std::optional<at::Tensor>& mask);
 
+  // The same row by row, for decoders. pooled [B, R, E] describes R destinations, in the type of
+  // the logits; sources, for `bilinear` alone, are [B, H, N, D]. [B, H, R, N], or as many columns
+  // as the network has.
+  at::Tensor rows(const at::Tensor& pooled, const at::Tensor& sources);
+  // bilinear: the projected sources of x [B, H, N, D], and of pooled ones [B, N, E].
+  at::Tensor sources(const at::Tensor& x, const std::optional<at::Tensor>& mask);
+  at::Tensor project_sources(const at::Tensor& pooled);
+  // Whether a source is described by its own tokens alone, rather than as a destination is.
+  bool own_sources() const { return place_.decoder && config_.causal == "strict"; }
+  bool bilinear() const { return destination_ != nullptr; }
+  int64_t max_blocks() const { return max_blocks_; }  // columns; bilinear has no such limit
+
  private:
-  at::Tensor bilinear(const at::Tensor& pooled, const at::Tensor& x,
-                      const std::optional<at::Tensor>& mask);
+  at::Tensor destinations(const at::Tensor& x, const std::optional<at::Tensor>& mask) const;
 
   AttentionConfig config_;
   AttentionPlace place_;
@@ -43,16 +57,22 @@ class SinkhornAttention : public torch::nn::Module {
   // The relaxed permutation of x [B, L, E]: [B, H, N, N], float32.
   at::Tensor sort(const at::Tensor& x, const std::optional<at::Tensor>& mask);
 
-  const AttentionConfig& config() const { return config_; }
-  bool sorts() const { return sort_net_ != nullptr; }
-
- private:
+  // What forward is made of, for a decoder that keeps keys and values: x -> heads -> result.
   struct Heads {
-    at::Tensor query, key, value;  // [B, H, L, D]
+    at::Tensor query, key, value;  // [B, H, L, D]; with tie_kv value is key
   };
   Heads project(const at::Tensor& x);
   at::Tensor attend(const Heads& heads, const std::optional<at::Tensor>& sort,
                     const std::optional<at::Tensor>& mask);
+  at::Tensor output(const at::Tensor& attended);  // [B, H, L, D] -> [B, L, E]
+  at::Tensor balanced(const at::Tensor& logits, const std::optional<at::Tensor>& mask);
+
+  const AttentionConfig& config() const { return config_; }
+  const AttentionPlace& place() const { return place_; }
+  const std::shared_ptr<SortNet>& sort_net() const { return sort_net_; }
+  bool sorts() const { return sort_net_ != nullptr; }
+
+ private:
   at::Tensor sparse(const Heads& heads, const std::optional<at::Tensor>& mask);
   double dropout() const { return is_training() ? place_.dropout : 0.0; }
   std::string causal() const { return place_.decoder ? config_.causal : "none"; }
@@ -70,6 +90,13 @@ class CrossAttention : public torch::nn::Module {
   // x [B, L, E], memory [B, S, E], of which memory_mask [B, S] says what is real.
   at::Tensor forward(const at::Tensor& x, const at::Tensor& memory,
                      const std::optional<at::Tensor>& memory_mask);
+
+  // Its parts, for a decoder that reads the memory once: [B, S, E] -> keys and values, [B, H, S,
+  // D]; x -> queries; what they found -> [B, L, E].
+  std::pair<at::Tensor, at::Tensor> read(const at::Tensor& memory);
+  at::Tensor queries(const at::Tensor& x);
+  at::Tensor output(const at::Tensor& attended);
+  const AttentionPlace& place() const { return place_; }
 
  private:
   AttentionPlace place_;

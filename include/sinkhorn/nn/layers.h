@@ -104,7 +104,9 @@ class Embedding : public torch::nn::Module, public CopyHolder {
  public:
   // longest: sequences expected; longer ones work too.
   Embedding(int64_t vocab, int64_t width, int64_t longest = 0);
-  at::Tensor forward(const at::Tensor& ids);    // [B, L] -> [B, L, E]
+  at::Tensor forward(const at::Tensor& ids);  // [B, L] -> [B, L, E]
+  // ids at places of their own, [B, L] int64, all below `end`.
+  at::Tensor forward_at(const at::Tensor& ids, const at::Tensor& places, int64_t end);
   at::Tensor tied_output(const at::Tensor& x);  // x weight': [B, L, E] -> [B, L, V]
   std::vector<ParameterCopy*> copies() override;
 
@@ -123,4 +125,5 @@ class Embedding : public torch::nn::Module, public CopyHolder {
 at::Tensor checkpoint(const std::function<at::Tensor(const std::vector<at::Tensor>&)>& f,
                       const std::vector<at::Tensor>& inputs);
 
+  at::Tensor placed(const at::Tensor& ids, const at::Tensor& positions) const;
 }  // namespace sinkhorn::nn
