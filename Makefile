@@ -20,7 +20,7 @@ help:
 	@echo "make build     set up and build build/release/sinkhorn and libsinkhorn.so"
 	@echo "make bench     measure the operators beside their peers, on this machine"
 	@echo "make bench-gpu the same on this machine's GPU, with the goals; STEPS=1: training steps, too"
-	@echo "make sanitize  the kernels' tests under Address-, UB- and ThreadSanitizer"
+	@echo "make sanitize  tests of kernels and file headers under Address-, UB- and ThreadSanitizer"
 	@echo "make cpu-build build without using a CUDA toolkit, into build/cpu"
 	@echo "make install   install to PREFIX=$(PREFIX)"
 	@echo "make format    format the C++ sources"

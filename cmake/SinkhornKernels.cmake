@@ -17,16 +17,20 @@ set(SINKHORN_FLAGS_avx2 -mavx2 -mfma -mf16c)
 set(SINKHORN_FLAGS_avx512 ${SINKHORN_FLAGS_avx2} -mavx512f -mavx512bw -mavx512vl -mavx512dq
                           -mprefer-vector-width=512)
 
-function(sinkhorn_kernel_options target)
-  target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR}/src)
-  # Vectors are never passed between files, so their calling convention does not matter.
-  target_compile_options(${target} PRIVATE -O3 -ffp-contract=fast -fno-math-errno
-                                           -fvisibility=hidden -Wno-psabi)
+function(sinkhorn_sanitize target)
   if(SINKHORN_SANITIZE)
     target_compile_options(${target} PRIVATE -fsanitize=${SINKHORN_SANITIZE} -g
                                              -fno-omit-frame-pointer -fno-sanitize-recover=all)
     target_link_options(${target} PUBLIC -fsanitize=${SINKHORN_SANITIZE})
   endif()
+endfunction()
+
+function(sinkhorn_kernel_options target)
+  target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR}/src)
+  # Vectors are never passed between files, so their calling convention does not matter.
+  target_compile_options(${target} PRIVATE -O3 -ffp-contract=fast -fno-math-errno
+                                           -fvisibility=hidden -Wno-psabi)
+  sinkhorn_sanitize(${target})
   sinkhorn_warnings(${target})
 endfunction()
 

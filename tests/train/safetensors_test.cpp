@@ -3,10 +3,10 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 
 #include <csignal>
 #include <cstring>
-#include <random>
 
 #include "scratch.h"
 #include "sinkhorn/error.h"
@@ -82,7 +82,7 @@ TEST(SafeTensors, HeaderIsPaddedAndTensorsAligned) {
                    {{"odd", at::ones({3}, at::kByte)}, {"wide", at::ones({2}, at::kDouble)}});
   uint64_t length = 0;
   std::memcpy(&length, read_bytes(scratch / "a.safetensors").data(), sizeof length);
-  EXPECT_EQ(length % 8, 0u);
+  EXPECT_EQ((8 + length) % 64, 0u);
   const SafeTensors loaded = load_safetensors(scratch / "a.safetensors");
   EXPECT_EQ(reinterpret_cast<uintptr_t>(loaded.tensors.at("wide").data_ptr()) % 8, 0u);
 }
@@ -160,8 +160,17 @@ TEST(SafeTensors, NamesWhatIsWrong) {
   expect_contains(refusal("{" + good + other + "[10,14]}}", 14), "gap");
 }
 
+TEST(SafeTensors, WhatAMessageQuotesIsShortAndOnOneLine) {
+  const std::string long_name(10000, 'x');
+  EXPECT_LT(refusal("{\"" + long_name + "\":3}", 0).size(), 300u);
+  expect_contains(refusal(R"({"a\nb":3})", 0), "tensor 'a?b'");
+  expect_contains(refusal(R"({"__metadata__":{"a\nb":3}})", 0), "'a?b'");
+}
+
 TEST(SafeTensors, MissingFileAndFolderAreNamed) {
   const Scratch scratch;
+  ASSERT_EQ(::mkfifo((scratch / "pipe").c_str(), 0600), 0);
+  EXPECT_THROW(load_safetensors(scratch / "pipe"), Error);
   EXPECT_THROW(load_safetensors(scratch / "missing.safetensors"), Error);
   EXPECT_THROW(load_safetensors(scratch.path()), Error);
 }
@@ -174,34 +183,6 @@ TEST(SafeTensors, EveryTruncationIsRefused) {
   for (size_t size = 0; size < bytes.size(); ++size) {
     EXPECT_NE(refusal(bytes.substr(0, size)), "") << size;
   }
-}
-
-TEST(SafeTensors, MutatedHeadersNeverCrash) {
-  const Scratch scratch;
-  const auto path = scratch / "fuzz.safetensors";
-  save_safetensors(path, {{"x", at::ones({5, 2})}, {"y", at::ones({3}, at::kByte)}}, {{"k", "v"}});
-  const std::string original = read_bytes(path);
-  std::mt19937 random(7);
-  const std::string alphabet = "{}[]\",:0123456789eE+-.FIUB\\ \xff";
-  int refused = 0;
-  for (int round = 0; round < 2000; ++round) {
-    std::string bytes = original;
-    const size_t first =
-        round % 4 == 0 ? 0 : 8;  // the length itself is mutated in a quarter of them
-    const size_t header_end = original.size() - 43;
-    for (unsigned edits = 1 + random() % 4; edits > 0; --edits) {
-      const size_t at = first + random() % (header_end - first);
-      bytes[at] = alphabet[random() % alphabet.size()];
-    }
-    write_bytes(path, bytes);
-    try {
-      for (const auto& [name, tensor] : load_safetensors(path).tensors)
-        tensor.to(at::kDouble).sum();
-    } catch (const Error&) {
-      ++refused;
-    }
-  }
-  EXPECT_GT(refused, 1000);
 }
 
 // A disk that fills up: the limit on a file's size fails writes halfway in the same manner.

@@ -20,7 +20,7 @@ void save_safetensors(const std::filesystem::path& path, const NamedTensors& ten
                       const Metadata& metadata = {});
 
 struct SafeTensors {
-  std::map<std::string, at::Tensor> tensors;  // views of the mapped file, read-only
+  std::map<std::string, at::Tensor> tensors;  // views of the mapped file; a write stays in memory
   Metadata metadata;
 };
 SafeTensors load_safetensors(const std::filesystem::path& path);
