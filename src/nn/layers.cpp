@@ -55,10 +55,17 @@ CopyScope::~CopyScope() {
   for (ParameterCopy* copy : copies_) copy->fresh_ = false;
 }
 
+namespace {
+thread_local int without_initialization = 0;
+}  // namespace
+
+WithoutInitialization::WithoutInitialization() { ++without_initialization; }
+WithoutInitialization::~WithoutInitialization() { --without_initialization; }
+
 Linear::Linear(int64_t in, int64_t out, bool with_bias, int64_t parts) {
   weight = at::empty({out, in});
   const double limit = std::sqrt(6.0 / static_cast<double>(in + out / parts));
-  weight.uniform_(-limit, limit);
+  if (without_initialization == 0) weight.uniform_(-limit, limit);
   weight = register_parameter("weight", weight);
   if (with_bias) bias = register_parameter("bias", at::zeros({out}));
 }
@@ -113,15 +120,20 @@ at::Tensor FeedForward::forward(const at::Tensor& x) {
 }
 
 Embedding::Embedding(int64_t vocab, int64_t width, int64_t longest) : longest_(longest) {
-  weight = at::empty({vocab, width}).normal_(0.0, 1.0 / std::sqrt(static_cast<double>(width)));
+  weight = at::empty({vocab, width});
+  if (without_initialization == 0) {
+    weight.normal_(0.0, 1.0 / std::sqrt(static_cast<double>(width)));
+  }
   weight = register_parameter("weight", weight);
 }
 
 at::Tensor Embedding::positions(int64_t length, const at::TensorOptions& options) {
   const int64_t width = weight.size(1), half = width / 2;
+  // Sums of parts stay in float32, whatever type the vectors are kept in.
+  const at::ScalarType type = weight.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   if (tables_.empty() || tables_.back().size(0) < length ||
       tables_.back().device() != weight.device() ||
-      tables_.back().scalar_type() != weight.scalar_type()) {
+      tables_.back().scalar_type() != type) {
     const int64_t rows = std::max(length, longest_);
     const auto wide = options.dtype(at::kDouble);
     const double step = std::log(10000.0) / static_cast<double>(std::max<int64_t>(half - 1, 1));
@@ -129,7 +141,7 @@ at::Tensor Embedding::positions(int64_t length, const at::TensorOptions& options
         at::arange(rows, wide).unsqueeze(1) * (at::arange(half, wide) * -step).exp().unsqueeze(0);
     at::Tensor table = at::cat({angles.sin(), angles.cos()}, 1);
     if (width % 2 == 1) table = at::cat({table, at::zeros({rows, 1}, wide)}, 1);
-    tables_.push_back(table.to(weight.scalar_type()));
+    tables_.push_back(table.to(type));
   }
   return tables_.back().slice(0, 0, length);
 }

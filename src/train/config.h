@@ -27,7 +27,7 @@ struct OptimizerConfig {
 struct TrainConfig {
   std::string run;                    // folder of the run
   std::string device = "auto";        // cpu, cuda, cuda:N; auto: a GPU where there is one
-  std::string precision = "float32";  // float32, bf16 (float32 master weights), float64
+  std::string precision = "float32";  // float32, bf16 (float32 master weights), float64, fp16
   int64_t threads = 0;                // 0: all cores
   int64_t steps = 1000;
   int64_t batch = 32;        // sequences a step; or

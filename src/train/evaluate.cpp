@@ -133,8 +133,9 @@ tasks::BatchConfig batch_config(const TrainConfig& t) {
 std::optional<at::ScalarType> compute_type(const std::string& precision) {
   if (precision == "float32" || precision == "float64") return std::nullopt;
   if (precision == "bf16") return at::kBFloat16;
+  if (precision == "fp16") return at::kHalf;
   throw UsageError("train.precision is '" + precision +
-                   "'; it must be one of float32, bf16, float64");
+                   "'; it must be one of float32, bf16, fp16, float64");
 }
 
 models::ModelConfig fit_to_task(models::ModelConfig config, const tasks::TaskInfo& info) {

@@ -21,6 +21,12 @@ fs::path find_checkpoint(const fs::path& run, const std::string& name) {
   return *found;
 }
 
+std::shared_ptr<models::Model> empty_model(const models::ModelConfig& config,
+                                           const tasks::TaskInfo& info) {
+  const nn::WithoutInitialization about_to_be_loaded;
+  return make_model(config, info);
+}
+
 }  // namespace
 
 OpenRun open_run(RunConfig config, const std::string& checkpoint) {
@@ -32,10 +38,11 @@ OpenRun open_run(RunConfig config, const std::string& checkpoint) {
   OpenRun opened{
       tasks::make_task(config.task), nullptr, pick_device(config.train.device), {}, path};
   if (config.model.max_length == 0) config.model.max_length = checkpoint_max_length(path);
-  opened.model = make_model(config.model, opened.task->info());
-  opened.step = load_parameters(path, *opened.model);
+  opened.model = empty_model(config.model, opened.task->info());
+  const bool wide = config.train.precision == "float64";
+  opened.step =
+      load_parameters(path, *opened.model, opened.device, wide ? at::kDouble : at::kFloat);
   opened.context.compute = compute_type(config.train.precision);
-  opened.model->to(opened.device, config.train.precision == "float64" ? at::kDouble : at::kFloat);
   opened.model->eval();
   return opened;
 }

@@ -32,8 +32,9 @@ const at::Tensor& find(const models::SafeTensors& file, const std::filesystem::p
   return found->second;
 }
 
-void copy_checked(const models::SafeTensors& file, const std::filesystem::path& path,
-                  const std::string& name, const at::Tensor& to) {
+// The tensor that is to take the place of `to`.
+const at::Tensor& find_like(const models::SafeTensors& file, const std::filesystem::path& path,
+                            const std::string& name, const at::Tensor& to) {
   const at::Tensor& from = find(file, path, name);
   if (from.sizes() != to.sizes()) {
     std::ostringstream message;
@@ -41,7 +42,12 @@ void copy_checked(const models::SafeTensors& file, const std::filesystem::path& 
             << ", the configuration makes it " << to.sizes();
     throw Error(message.str());
   }
-  to.copy_(from);
+  return from;
+}
+
+void copy_checked(const models::SafeTensors& file, const std::filesystem::path& path,
+                  const std::string& name, const at::Tensor& to) {
+  to.copy_(find_like(file, path, name, to));
 }
 
 std::string metadata_value(const models::SafeTensors& file, const std::filesystem::path& path,
@@ -123,11 +129,20 @@ int64_t checkpoint_max_length(const std::filesystem::path& path) {
   return number_of(models::load_safetensors(path), path, "max_length");
 }
 
-int64_t load_parameters(const std::filesystem::path& path, models::Model& model) {
-  const at::NoGradGuard no_grad;
+int64_t load_parameters(const std::filesystem::path& path, models::Model& model, at::Device device,
+                        at::ScalarType wide) {
   const models::SafeTensors file = models::load_safetensors(path);
+  const bool exported = metadata_value(file, path, "format") == kExportFormat;
   for (const auto& item : model.named_parameters()) {
-    copy_checked(file, path, kModel + item.key(), item.value());
+    const std::string name = exported ? item.key() : kModel + item.key();
+    const at::Tensor& stored = find_like(file, path, name, item.value());
+    if (!stored.is_floating_point()) {
+      throw Error(path.string() + ": tensor " + name + " has type " +
+                  at::toString(stored.scalar_type()) + ", expected numbers with a fraction");
+    }
+    const bool half = at::isReducedFloatingType(stored.scalar_type());
+    const at::ScalarType type = half && wide == at::kFloat ? stored.scalar_type() : wide;
+    item.value().set_data(stored.to(device, type));
   }
   return number_of(file, path, "step");
 }

@@ -10,6 +10,9 @@
 
 namespace sinkhorn::train {
 
+// What an exported file's metadata, and its config.json, say of their format.
+inline constexpr char kExportFormat[] = "sinkhorn export 1";
+
 struct Place {
   int64_t step = 0;
   std::string data;  // position of the training source
@@ -28,8 +31,11 @@ Place restore(const std::filesystem::path& path, Stepper& stepper, at::Device de
 // The longest sequence a checkpoint's model was made for: sort networks have a column a block.
 int64_t checkpoint_max_length(const std::filesystem::path& path);
 
-// Parameters alone, for evaluation.
-// Returns the step.
-int64_t load_parameters(const std::filesystem::path& path, models::Model& model);
+// Parameters alone, for use: of a checkpoint or of an exported file. On the CPU they are the mapped
+// file itself wherever it has their type: nothing is read before it is used, and nothing is copied
+// but what is written to. Half types are kept as they are; the others become `wide` (float32 or
+// float64). Returns the step.
+int64_t load_parameters(const std::filesystem::path& path, models::Model& model, at::Device device,
+                        at::ScalarType wide);
 
 }  // namespace sinkhorn::train

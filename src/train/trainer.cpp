@@ -31,6 +31,9 @@ void check_run(const RunConfig& config) {
                        "; it must be at least 1");
     }
   };
+  if (t.precision == "fp16") {
+    throw UsageError("train.precision is fp16, whose gradients underflow; train in bf16");
+  }
   if (t.run.empty()) throw UsageError("train.run is not set: name the folder of the run");
   learning_rate(config.optimizer, 1, t.steps, config.model.width);  // knows its schedule?
   if (t.steps < 0) positive("train.steps", t.steps);

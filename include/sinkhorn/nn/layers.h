@@ -52,6 +52,16 @@ class CopyScope {
   std::vector<ParameterCopy*> copies_;
 };
 
+// While one lives, modules made on this thread leave their weights as memory comes: for a model
+// whose parameters are about to be read from a file.
+class WithoutInitialization {
+ public:
+  WithoutInitialization();
+  ~WithoutInitialization();
+  WithoutInitialization(const WithoutInitialization&) = delete;
+  WithoutInitialization& operator=(const WithoutInitialization&) = delete;
+};
+
 // y = x W' + b. Glorot uniform weights, zero bias, as Tensor2Tensor does.
 class Linear : public torch::nn::Module, public CopyHolder {
  public:
@@ -115,6 +125,7 @@ class Embedding : public torch::nn::Module, public CopyHolder {
  private:
   ParameterCopy weight_copy_;
   at::Tensor positions(int64_t length, const at::TensorOptions& options);
+  at::Tensor placed(const at::Tensor& ids, const at::Tensor& positions) const;
   int64_t longest_;
   // The positions' tables, the last in use. Earlier ones stay: a captured graph may read them.
   std::vector<at::Tensor> tables_;
@@ -125,5 +136,4 @@ class Embedding : public torch::nn::Module, public CopyHolder {
 at::Tensor checkpoint(const std::function<at::Tensor(const std::vector<at::Tensor>&)>& f,
                       const std::vector<at::Tensor>& inputs);
 
-  at::Tensor placed(const at::Tensor& ids, const at::Tensor& positions) const;
 }  // namespace sinkhorn::nn

@@ -181,7 +181,8 @@ Tensor linear_op(const Tensor& x, const Tensor& weight, const OptionalTensor& bi
                  const OptionalTensor& weight_copy, const OptionalTensor& bias_copy, bool relu,
                  double dropout_p) {
   check_linear(x, weight, bias, dropout_p);
-  const bool mixed = x.scalar_type() != weight.scalar_type();
+  const bool mixed = x.scalar_type() != weight.scalar_type() ||
+                     (bias.has_value() && x.scalar_type() != bias->scalar_type());
   if (!mixed && !(relu && kernel_covers(x, weight.sym_size(0)))) {
     const Tensor y = at::linear(x, weight, bias);
     return relu ? at::dropout(at::relu(y), dropout_p, true) : y;
