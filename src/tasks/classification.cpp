@@ -1,8 +1,7 @@
 // Classifiers: sentiment, natural language inference, and classes of one's own.
-#include <algorithm>
 #include <set>
 
-#include "sinkhorn/error.h"
+#include "tasks/class_codec.h"
 #include "tasks/dataset.h"
 #include "tasks/padded.h"
 
@@ -38,22 +37,17 @@ std::vector<std::string> training_labels(const Corpus& corpus) {
 
 class ClassificationTask final : public Task {
  public:
-  explicit ClassificationTask(const TaskConfig& config) : pairs_(config.name == "nli") {
+  explicit ClassificationTask(const TaskConfig& config) {
     const bool bytes = use_bytes(config, false);
-    if (config.length < 0 || config.length == 1) {
-      throw UsageError("task.length: " + std::to_string(config.length) +
-                       "; expected 2 or more (the end token counts)");
-    }
-    longest_ = config.length > 0 ? config.length : bytes ? 2048 : 512;
     data_.corpus = find_corpus(config.name, config.data);
     if (data_.corpus.labels.empty()) data_.corpus.labels = training_labels(data_.corpus);
     data_.tokenizer = open_tokenizer(config, data_.corpus, bytes, 8000);
-    separator_ = static_cast<int32_t>(data_.tokenizer->size());
+    codec_ = make_class_codec(config, data_.tokenizer);
     open_splits(config);
     info_ = {.model = ModelKind::kClassifier,
-             .vocab = data_.tokenizer->size() + (pairs_ ? 1 : 0),
+             .vocab = codec_.vocab(),
              .classes = static_cast<int64_t>(data_.corpus.labels.size()),
-             .max_length = longest_,
+             .max_length = codec_.longest(),
              .metric = "accuracy",
              .higher_is_better = true,
              .labels = data_.corpus.labels,
@@ -62,29 +56,16 @@ class ClassificationTask final : public Task {
 
   const TaskInfo& info() const override { return info_; }
   std::unique_ptr<BatchSource> train(const BatchConfig& config) override {
-    return make_padded(std::make_shared<StoredExamples>(data_.splits[0], longest_), config, true);
+    return make_padded(std::make_shared<StoredExamples>(data_.splits[0], codec_.longest()), config,
+                       true);
   }
   std::unique_ptr<BatchSource> eval(std::string_view split, const BatchConfig& config) override {
-    return make_padded(std::make_shared<StoredExamples>(data_.split(split), longest_), config,
-                       false);
+    return make_padded(std::make_shared<StoredExamples>(data_.split(split), codec_.longest()),
+                       config, false);
   }
 
-  std::string text(const std::vector<int32_t>& ids) const override {
-    const auto middle = std::find(ids.begin(), ids.end(), separator_);
-    std::string text = decode_stream(*data_.tokenizer, {ids.begin(), middle});
-    if (middle != ids.end()) {
-      text += '\t' + decode_stream(*data_.tokenizer, {middle + 1, ids.end()});
-    }
-    return text;
-  }
-
-  std::vector<int32_t> ids(std::string_view text) const override {
-    const size_t tab = pairs_ ? std::min(text.find('\t'), text.size()) : text.size();
-    std::vector<int32_t> ids;
-    encode(text.substr(0, tab), text.substr(std::min(tab + 1, text.size())), ids);
-    return ids;
-  }
-
+  std::string text(const std::vector<int32_t>& ids) const override { return codec_.text(ids); }
+  std::vector<int32_t> ids(std::string_view text) const override { return codec_.ids(text); }
   std::string tokenizer_path() const override { return data_.tokenizer->path(); }
 
  private:
@@ -92,37 +73,17 @@ class ClassificationTask final : public Task {
     const StoreSettings settings{
         .cache = cache_folder(config.cache),
         .vocab = data_.tokenizer->size() + 1,
-        .key = data_.tokenizer->key() + " cut at " + std::to_string(longest_),
+        .key = data_.tokenizer->key() + " cut at " + std::to_string(codec_.longest()),
         .encode = [this](const Item& item, std::vector<int32_t>& ids) {
-          encode(item.text, item.pair, ids);
+          codec_.encode(item.text, item.pair, ids);
         }};
     for (const Split split : kSplits) {
       data_.splits[static_cast<size_t>(split)] = open_store(data_.corpus, split, settings);
     }
   }
 
-  // text, end; or text, separator, pair, end. What is too long is cut, the longer of two first.
-  void encode(std::string_view text, std::string_view pair, std::vector<int32_t>& ids) const {
-    const size_t room = static_cast<size_t>(longest_) - (pairs_ ? 2 : 1);
-    data_.tokenizer->encode(text, ids);
-    if (pairs_) {
-      std::vector<int32_t> second;
-      data_.tokenizer->encode(pair, second);
-      while (ids.size() + second.size() > room) {
-        (ids.size() > second.size() ? ids : second).pop_back();
-      }
-      ids.push_back(separator_);
-      ids.insert(ids.end(), second.begin(), second.end());
-    } else if (ids.size() > room) {
-      ids.resize(room);
-    }
-    ids.push_back(kEnd);
-  }
-
-  bool pairs_;
-  int64_t longest_ = 0;
-  int32_t separator_ = 0;
   Dataset data_;
+  ClassCodec codec_;
   TaskInfo info_{};
 };
 
