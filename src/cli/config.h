@@ -25,6 +25,9 @@ train::RunConfig read_config(const std::vector<std::filesystem::path>& files,
 
 // All keys, resolved: reads back to the same configuration.
 std::string write_config(const train::RunConfig& config);
+// The same for the config.json of an export, which read_config reads as well: a JSON object of
+// sections, without what only training needs.
+std::string write_export_config(const train::RunConfig& config);
 
 // Throws UsageError for values that are fine one by one but do not go together.
 void check_config(const train::RunConfig& config);

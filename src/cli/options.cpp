@@ -4,25 +4,14 @@
 #include <iostream>
 
 #include "cli/commands.h"
+#include "cli/run_options.h"
 #include "sinkhorn/error.h"
 
 namespace sinkhorn::cli {
 namespace {
 
-// A run carries its own configuration.
-train::RunConfig read_run_config(const std::filesystem::path& run, const Overrides& overrides) {
-  const std::filesystem::path path = run / "config.ini";
-  if (!std::filesystem::exists(path)) {
-    throw UsageError(run.string() + ": not the folder of a run; expected config.ini in it");
-  }
-  Overrides all = overrides;
-  all.emplace_back("train.run", run.string());  // a run may have been moved
-  return read_config(path, all);
-}
-
 // What may change after training; the model is what its checkpoint holds.
 const std::vector<std::string> kRunSections = {"task", "train"};
-const char* const kCheckpointHelp = "newest, best, or a checkpoint file";
 
 // --section.key options for every key (of the sections named), collected in the result.
 std::shared_ptr<Overrides> add_key_options(CLI::App& command,
@@ -52,6 +41,22 @@ std::shared_ptr<Overrides> add_key_options(CLI::App& command,
 }
 
 }  // namespace
+
+train::RunConfig read_run_config(const std::filesystem::path& run, const Overrides& overrides) {
+  const bool trained = std::filesystem::exists(run / "config.ini");
+  const std::filesystem::path path = run / (trained ? "config.ini" : "config.json");
+  if (!std::filesystem::exists(path)) {
+    throw UsageError(run.string() +
+                     ": not the folder of a run; expected config.ini (an export: config.json) in it");
+  }
+  Overrides all = overrides;
+  all.emplace_back("train.run", run.string());  // a run may have been moved
+  return read_config(path, all);
+}
+
+std::shared_ptr<Overrides> add_run_key_options(CLI::App& command) {
+  return add_key_options(command, kRunSections);
+}
 
 Command add_train(CLI::App& program) {
   struct Options {
@@ -89,7 +94,7 @@ Command add_eval(CLI::App& program) {
       ->type_name("TEXT")
       ->capture_default_str();
   app->add_flag("--json", options->json, "print JSON");
-  auto overrides = add_key_options(*app, kRunSections);
+  auto overrides = add_run_key_options(*app);
   return {app, [options, overrides] {
             if (options->split != "valid" && options->split != "test") {
               throw UsageError("--split: \"" + options->split + "\" is not one of valid, test");
@@ -119,7 +124,7 @@ Command add_inspect(CLI::App& program) {
   app->add_option("--out", options->out, "folder of the pictures; default RUN/inspect")
       ->type_name("DIR");
   app->add_flag("--json", options->json, "print JSON");
-  auto overrides = add_key_options(*app, kRunSections);
+  auto overrides = add_run_key_options(*app);
   return {app, [options, overrides] {
             options->config = read_run_config(options->run, *overrides);
             if (options->out.empty()) options->out = options->run / "inspect";

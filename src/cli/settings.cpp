@@ -96,7 +96,9 @@ Settings read_included(const fs::path& path, std::vector<fs::path> trail) {
 
 }  // namespace
 
-Settings read_settings(const fs::path& path) { return read_included(path, {}); }
+Settings read_settings(const fs::path& path) {
+  return path.extension() == ".json" ? read_export_settings(path) : read_included(path, {});
+}
 
 Settings read_settings(const Overrides& overrides) {
   Settings settings;

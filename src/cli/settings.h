@@ -20,5 +20,7 @@ using Settings = std::map<std::string, Setting>;
 // path relative to the file's own folder. Keys are known, `attention.x` is spread over both stacks.
 Settings read_settings(const std::filesystem::path& path);
 Settings read_settings(const Overrides& overrides);
+// The config.json of an export; all of it, since the default of a lost key would be another model.
+Settings read_export_settings(const std::filesystem::path& path);
 
 }  // namespace sinkhorn::cli

@@ -3,8 +3,10 @@
 #include <ATen/Parallel.h>
 
 #include "sinkhorn/error.h"
+#include "tasks/deferred.h"
 #include "train/device.h"
 #include "train/evaluate.h"
+#include "train/export_folder.h"
 #include "train/run_folder.h"
 #include "train/state.h"
 
@@ -15,10 +17,19 @@ namespace fs = std::filesystem;
 
 fs::path find_checkpoint(const fs::path& run, const std::string& name) {
   if (name != "newest" && name != "best") return name;
+  if (is_export(run)) return run / kExportModel;
   const RunFolder folder(run, /*resume=*/true);
   const auto found = name == "newest" ? folder.newest() : folder.best();
   if (!found) throw Error(run.string() + ": has no " + name + " checkpoint yet");
   return *found;
+}
+
+// An export goes where its data is not: that is looked for when a split is asked for.
+std::unique_ptr<tasks::Task> open_task(const fs::path& run, tasks::TaskConfig config) {
+  const fs::path tokenizer = run / "tokenizer.model";
+  if (fs::exists(tokenizer)) config.tokenizer = tokenizer.string();
+  return is_export(run) ? tasks::make_deferred(config, read_export_info(run))
+                        : tasks::make_task(config);
 }
 
 std::shared_ptr<models::Model> empty_model(const models::ModelConfig& config,
@@ -33,10 +44,7 @@ OpenRun open_run(RunConfig config, const std::string& checkpoint) {
   be_deterministic();
   if (config.train.threads > 0) at::set_num_threads(static_cast<int>(config.train.threads));
   const fs::path run = config.train.run, path = find_checkpoint(run, checkpoint);
-  const fs::path tokenizer = run / "tokenizer.model";
-  if (fs::exists(tokenizer)) config.task.tokenizer = tokenizer.string();
-  OpenRun opened{
-      tasks::make_task(config.task), nullptr, pick_device(config.train.device), {}, path};
+  OpenRun opened{open_task(run, config.task), nullptr, pick_device(config.train.device), {}, path};
   if (config.model.max_length == 0) config.model.max_length = checkpoint_max_length(path);
   opened.model = empty_model(config.model, opened.task->info());
   const bool wide = config.train.precision == "float64";

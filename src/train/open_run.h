@@ -1,4 +1,4 @@
-// A run with its task and a checkpoint's parameters, ready to use.
+// A run with its task and a checkpoint's parameters, ready to use; or an export, in its place.
 #pragma once
 
 #include <filesystem>
@@ -15,12 +15,13 @@ struct OpenRun {
   std::unique_ptr<tasks::Task> task;
   std::shared_ptr<models::Model> model;  // in evaluation mode, on its device
   at::Device device;
-  nn::Context context;
+  nn::Context context;  // products run in the type that train.precision names
   std::filesystem::path checkpoint;
   int64_t step = 0;
 };
 
-// checkpoint: "newest", "best" or a file.
+// checkpoint: "newest", "best" or a file; an export has one alone, whatever it is called. The
+// parameters are the mapped file where that can be (see load_parameters); they may be written to.
 OpenRun open_run(RunConfig config, const std::string& checkpoint);
 
 }  // namespace sinkhorn::train

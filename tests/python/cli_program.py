@@ -13,6 +13,7 @@ COMMANDS = {
     "train": ["train"],
     "eval": ["eval"],
     "inspect": ["inspect"],
+    "export": ["export"],
     "reproduce": ["reproduce"],
     "report": ["report"],
     "info": ["info"],

@@ -15,6 +15,7 @@ DEFAULTS = {
               "--model.tied {true,false} true"],
     "eval": ["--split {valid,test} test", "--checkpoint TEXT newest"],
     "inspect": ["--checkpoint TEXT newest", "--example INT 0"],
+    "export": ["--dtype {float32,bf16,fp16} float32", "--checkpoint {best,last} best"],
     "reproduce": ["--scale {smoke,small,full} smoke", "runs a row, with seeds 1 to this", "--out DIR runs/reproduce",
                   "--preset {default,paper} default"],
     "tokenizer train": ["--vocab INT 32000"],
@@ -66,7 +67,7 @@ def test_commands_that_cannot_be_meant() -> None:
 
 
 def test_a_folder_that_holds_no_run(tmp_path: Path) -> None:
-    expected = f"{tmp_path}: not the folder of a run; expected config.ini in it"
+    expected = f"{tmp_path}: not the folder of a run; expected config.ini (an export: config.json) in it"
     assert refusal("eval", tmp_path) == expected
     assert refusal("inspect", tmp_path) == expected
 

@@ -1,0 +1,23 @@
+// What the command lines of the commands that use a run have in common.
+#pragma once
+
+#include <filesystem>
+#include <memory>
+
+#include "cli/config.h"
+
+namespace CLI {
+class App;
+}
+
+namespace sinkhorn::cli {
+
+// A run carries its own configuration; throws UsageError for a folder that holds none.
+train::RunConfig read_run_config(const std::filesystem::path& run, const Overrides& overrides);
+
+// --section.key options for what may change after training, collected in the result.
+std::shared_ptr<Overrides> add_run_key_options(CLI::App& command);
+
+inline constexpr const char* kCheckpointHelp = "newest, best, or a checkpoint file";
+
+}  // namespace sinkhorn::cli

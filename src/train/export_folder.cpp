@@ -1,0 +1,301 @@
+#include "train/export_folder.h"
+
+#include <ATen/ops/isfinite.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "models/files.h"
+#include "sinkhorn/error.h"
+#include "tasks/deferred.h"
+#include "train/environment.h"
+#include "train/history.h"
+#include "train/open_run.h"
+#include "train/state.h"
+
+namespace sinkhorn::train {
+namespace {
+
+namespace fs = std::filesystem;
+using json = nlohmann::ordered_json;
+
+constexpr char kTokenizer[] = "tokenizer.model", kStaging[] = ".export.tmp";
+
+struct KindName {
+  tasks::ModelKind kind;
+  const char* name;
+};
+constexpr KindName kKinds[] = {{tasks::ModelKind::kLanguageModel, "language_model"},
+                               {tasks::ModelKind::kSeq2Seq, "seq2seq"},
+                               {tasks::ModelKind::kClassifier, "classifier"}};
+
+std::string kind_name(tasks::ModelKind kind) {
+  return std::find_if(std::begin(kKinds), std::end(kKinds),
+                      [&](const KindName& k) { return k.kind == kind; })
+      ->name;
+}
+
+json read_json(const fs::path& path) {
+  json value = json::parse(models::read_text(path), nullptr, /*allow_exceptions=*/false);
+  if (!value.is_object()) {
+    throw Error(path.string() + ": not a JSON object; expected the config.json of an export");
+  }
+  return value;
+}
+
+// Reads the members of "info", each of a type of its own.
+class InfoReader {
+ public:
+  explicit InfoReader(const fs::path& path) : path_(path), config_(read_json(path)) {
+    const auto info = config_.find("info");
+    if (info == config_.end() || !info->is_object()) fail("info", "an object");
+    info_ = *info;
+  }
+
+  std::string text(const char* key) const {
+    const json& value = find(key, "text");
+    if (!value.is_string()) fail(key, "text");
+    return value.get<std::string>();
+  }
+  int64_t count(const char* key) const {
+    constexpr const char* kWanted = "a whole number of at least 0";
+    const json& value = find(key, kWanted);
+    if (!value.is_number_unsigned() || value.get<uint64_t>() > uint64_t{1} << 31) {
+      fail(key, kWanted);
+    }
+    return value.get<int64_t>();
+  }
+  bool truth(const char* key) const {
+    const json& value = find(key, "true or false");
+    if (!value.is_boolean()) fail(key, "true or false");
+    return value.get<bool>();
+  }
+  std::vector<std::string> texts(const char* key) const {
+    const json& value = find(key, "a list of text");
+    const auto is_text = [](const json& item) { return item.is_string(); };
+    if (!value.is_array() || !std::all_of(value.begin(), value.end(), is_text)) {
+      fail(key, "a list of text");
+    }
+    return value.get<std::vector<std::string>>();
+  }
+  tasks::ModelKind kind() const {
+    const std::string word = text("model");
+    for (const KindName& known : kKinds) {
+      if (word == known.name) return known.kind;
+    }
+    fail("model", "language_model, seq2seq or classifier");
+  }
+
+ private:
+  const json& find(const char* key, const char* wanted) const {
+    const auto found = info_.find(key);
+    if (found == info_.end()) fail(key, wanted);
+    return *found;
+  }
+  [[noreturn]] void fail(const char* key, const char* wanted) const {
+    throw Error(path_.string() + ": info." + key + " is missing or is not " + wanted +
+                "; export the run again");
+  }
+
+  fs::path path_;
+  json config_, info_;
+};
+
+// Whether there is more than what an export consists of and what `inspect` and `generate` add to
+// it.
+bool holds_other_things(const fs::path& folder) {
+  for (const fs::path& path : models::list_folder(folder)) {
+    const std::string name = path.filename().string();
+    if (name == kExportConfig) {
+      const json value = json::parse(models::read_text(path), nullptr, false);
+      if (!value.is_object() || value.value("format", json()) != kExportFormat) return true;
+    } else if (name != kExportModel && name != kTokenizer && name != kStaging &&
+               name != "inspect" && name != "generate.png") {
+      return true;
+    }
+  }
+  return false;
+}
+
+void check_target(const fs::path& out, bool force) {
+  std::error_code failed;
+  const auto status = fs::status(out, failed);
+  if (!fs::exists(status)) return;
+  if (!fs::is_directory(status)) {
+    throw UsageError(out.string() + ": is a file; name a folder for the export");
+  }
+  if (fs::exists(out / "config.ini", failed)) {
+    throw UsageError(out.string() + ": holds a run; name another folder for the export");
+  }
+  if (!force && holds_other_things(out)) {
+    throw UsageError(out.string() +
+                     ": holds something that is no export; name another folder, or add --force to "
+                     "write into it");
+  }
+}
+
+// Where the export is written before it takes its place; goes with what is left in it, and with the
+// folder it stands in if that was made for it.
+class Staging {
+ public:
+  explicit Staging(const fs::path& out) : out_(out), made_(!fs::exists(out)) {
+    std::error_code failed;
+    fs::remove_all(folder(), failed);
+    fs::create_directories(folder(), failed);
+    if (failed) throw Error(out.string() + ": cannot make the folder: " + failed.message());
+  }
+  ~Staging() {
+    std::error_code ignored;
+    fs::remove_all(folder(), ignored);
+    if (made_ && !done_) fs::remove(out_, ignored);
+  }
+  Staging(const Staging&) = delete;
+  Staging& operator=(const Staging&) = delete;
+
+  fs::path folder() const { return out_ / kStaging; }
+
+  // Without its config.json the old export is none; with the new one, the new one is whole. Between
+  // the two nothing is written that a full disk could refuse.
+  void commit() {
+    std::error_code failed;
+    for (const char* name : {kExportConfig, kTokenizer}) {
+      fs::remove(out_ / name, failed);
+      if (failed) throw Error((out_ / name).string() + ": cannot remove: " + failed.message());
+    }
+    for (const char* name : {kExportModel, kTokenizer, kExportConfig}) {
+      if (fs::exists(folder() / name)) models::replace(folder() / name, out_ / name);
+    }
+    done_ = true;
+  }
+
+ private:
+  fs::path out_;
+  bool made_, done_ = false;
+};
+
+at::ScalarType type_of(const std::string& word) {
+  if (word == "float32") return at::kFloat;
+  if (word == "bf16") return at::kBFloat16;
+  if (word == "fp16") return at::kHalf;
+  throw UsageError("--dtype: \"" + word + "\" is not one of float32, bf16, fp16");
+}
+
+// Matrices in the type asked for. Norms and biases are vectors: they are small, and norms are
+// computed in float32.
+models::NamedTensors tensors_of(const OpenRun& run, at::ScalarType type) {
+  models::NamedTensors tensors;
+  for (const auto& item : run.model->named_parameters()) {
+    const at::Tensor own = item.value().detach();
+    const at::Tensor stored = own.to(own.dim() >= 2 ? type : at::kFloat);
+    if (type == at::kHalf && !at::isfinite(stored).all().item<bool>()) {
+      throw Error(run.checkpoint.string() + ": " + item.key() +
+                  " has numbers beyond the range of fp16; export it as bf16");
+    }
+    tensors.emplace_back(item.key(), stored);
+  }
+  return tensors;
+}
+
+// The configuration with nothing left to be found out.
+RunConfig resolved(RunConfig config, const OpenRun& run, const std::string& type) {
+  const models::ModelConfig& model = run.model->config();
+  config.model.max_length = model.max_length;
+  for (nn::AttentionConfig* stack : {&config.model.encoder, &config.model.decoder}) {
+    if (stack->max_blocks == 0) {
+      stack->max_blocks = (model.max_length + stack->block - 1) / stack->block;
+    }
+  }
+  if (!tasks::is_generated(config.task.name)) {
+    config.task.length = run.task->info().max_length;
+    config.task.tokens = run.task->tokenizer_path().empty() ? "bytes" : "pieces";
+  }
+  config.task.tokenizer.clear();  // it lies beside
+  if (type != "float32") config.train.precision = type;
+  return config;
+}
+
+json info_of(const OpenRun& run) {
+  const tasks::TaskInfo& info = run.task->info();
+  return {{"model", kind_name(info.model)},
+          {"vocab", info.vocab},
+          {"classes", info.classes},
+          {"labels", info.labels},
+          {"max_length", info.max_length},
+          {"metric", info.metric},
+          {"higher_is_better", info.higher_is_better},
+          {"data", info.data_note}};
+}
+
+// What was measured at the step, by split; an export that is exported again has it written down.
+json figures_of(const fs::path& run, int64_t step) {
+  if (is_export(run)) return read_json(run / kExportConfig).value("figures", json::object());
+  json figures = json::object();
+  for (const report::Curve& curve : read_history(run).curves) {
+    for (const report::Point& point : curve.points) {
+      if (curve.split == "train" || static_cast<int64_t>(point.step) != step) continue;
+      figures[curve.split][curve.name] = point.value;  // NaN becomes null
+    }
+  }
+  return figures;
+}
+
+json config_of(const ExportOptions& options, const OpenRun& run) {
+  json config = {{"format", kExportFormat}};
+  for (const auto& [name, value] : environment()) {
+    if (name == "version" || name == "commit") config[name] = value;
+  }
+  config["dtype"] = options.type;
+  config["step"] = run.step;
+  config["parameters"] = run.model->parameter_count();
+  config["figures"] = figures_of(options.config.train.run, run.step);
+  config["info"] = info_of(run);
+  config.update(json::parse(options.describe(resolved(options.config, run, options.type))));
+  return config;
+}
+
+}  // namespace
+
+bool is_export(const fs::path& folder) {
+  std::error_code ignored;
+  return fs::exists(folder / kExportConfig, ignored) && !fs::exists(folder / "config.ini", ignored);
+}
+
+tasks::TaskInfo read_export_info(const fs::path& folder) {
+  const InfoReader info(folder / kExportConfig);
+  return {.model = info.kind(),
+          .vocab = info.count("vocab"),
+          .classes = info.count("classes"),
+          .max_length = info.count("max_length"),
+          .metric = info.text("metric"),
+          .higher_is_better = info.truth("higher_is_better"),
+          .labels = info.texts("labels"),
+          .data_note = info.text("data")};
+}
+
+Exported export_run(const ExportOptions& options) {
+  const at::ScalarType type = type_of(options.type);
+  check_target(options.out, options.force);
+  RunConfig config = options.config;
+  config.train.device = "cpu";
+  if (config.train.precision == "float64") config.train.precision = "float32";
+  const OpenRun run = open_run(config, options.checkpoint);
+
+  Staging staging(options.out);
+  const fs::path model = staging.folder() / kExportModel;
+  models::save_safetensors(model, tensors_of(run, type),
+                           {{"format", kExportFormat}, {"step", std::to_string(run.step)}});
+  const std::string tokenizer = run.task->tokenizer_path();
+  if (!tokenizer.empty()) {
+    models::write_atomically(staging.folder() / kTokenizer, models::read_text(tokenizer));
+  }
+  ExportOptions described = options;
+  described.config = config;
+  models::write_atomically(
+      staging.folder() / kExportConfig,
+      config_of(described, run).dump(2, ' ', false, json::error_handler_t::replace) + "\n");
+  const auto bytes = static_cast<int64_t>(fs::file_size(model));
+  staging.commit();
+  return {run.checkpoint.string(), run.step, run.model->parameter_count(), bytes};
+}
+
+}  // namespace sinkhorn::train
