@@ -1,0 +1,138 @@
+"""An export in Python: mapped, and computing what the program computes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from cli_program import output
+from export_program import HALF, config_of, evaluated, export_runs
+from torch import Tensor
+from train_program import SMALL, Settings, sort_task, tensors, train
+
+import sinkhorn
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return export_runs(tmp_path_factory.mktemp("runs"), "sort", "classify")
+
+
+def program_loss(folder: Path, *words: str) -> float:
+    return evaluated(folder, *words)["figures"]["loss"]
+
+
+def padded(rows: list[list[int]]) -> tuple[Tensor, Tensor]:
+    ids = torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
+    lengths = torch.tensor([len(row) for row in rows])
+    return ids, torch.arange(ids.shape[1]) < lengths[:, None]
+
+
+@pytest.mark.parametrize("dtype", ["float32", *HALF])
+def test_a_classifier_in_python(runs: Path, dtype: str) -> None:
+    folder = runs / f"classify.{dtype}"
+    model = sinkhorn.load_model(folder)
+    lines = [line.split("\t") for line in
+             (runs / "classify_data" / "test.tsv").read_text().splitlines()]
+    labels = torch.tensor([model.config["info"]["labels"].index(label) for label, _ in lines])
+    ids, mask = padded([[byte + 3 for byte in text.encode()] + [2] for _, text in lines])
+    loss = F.cross_entropy(model(ids, mask).float(), labels).item()
+    assert loss == pytest.approx(program_loss(folder), rel=1e-5 if dtype == "float32" else 3e-3)
+
+
+KINDS: dict[str, Settings] = {
+    "default": {}, "inclusive": {"decoder.causal": "inclusive", "attention.window": 0},
+    "strict": {"attention.window": 0, "attention.sort_net": "linear", "attention.pooling": "mean"},
+    "paper": {"attention.preset": "paper"}, "windowed": {"attention.preset": "windowed"},
+    "mixture": {"attention.kind": "mixture", "attention.sort_net": "mlp_relu"},
+    "sparse": {"attention.kind": "sparse"}, "merged": {"attention.kind": "sparse",
+                                                       "attention.merged": "on"},
+    "window": {"attention.kind": "window"}, "full": {"attention.kind": "full"},
+    "untied": {"model.tied": "off", "attention.tie_kv": "on", "attention.combine": "outputs"},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_language_model_in_python(tmp_path: Path, kind: str) -> None:
+    """Every way to attend, in two layers that were trained a little."""
+    data = tmp_path / "data"
+    data.mkdir()
+    line = "A text of one line, which is all there is to it: 0123456789, the quick brown fox.\n"
+    for name in ("train", "valid"):
+        (data / f"{name}.txt").write_text(line)
+    length = 24
+    settings = SMALL | {"task.name": "text", "task.data": data, "task.tokens": "bytes",
+                        "task.cache": tmp_path / "cache", "task.length": length,
+                        "model.layers": 2, "train.steps": 5} | KINDS[kind]
+    train(tmp_path / "run", settings)
+    output("export", tmp_path / "run", tmp_path / "out", "--checkpoint", "last")
+    model = sinkhorn.load_model(tmp_path / "out")
+    tokens = [1] + [byte + 3 for byte in line.encode()] + [2]
+    rows = [tokens[i:i + length + 1] for i in range(0, len(tokens) - 1, length)]
+    ids, mask = padded([row[:-1] for row in rows])
+    targets, _ = padded([row[1:] for row in rows])
+    loss = F.cross_entropy(model(ids, mask).flatten(0, 1), targets.flatten(), ignore_index=0)
+    assert loss.item() == pytest.approx(program_loss(tmp_path / "out"), rel=1e-5)
+
+
+def test_a_sequence_model_in_python(tmp_path: Path) -> None:
+    # One symbol and lists of one: the test split is the same list over and over.
+    train(tmp_path / "run", sort_task(**{"task.sort_symbols": 1, "task.sort_test_max": 1,
+                                         "model.layers": 2, "train.steps": 3}))
+    output("export", tmp_path / "run", tmp_path / "out", "--checkpoint", "last")
+    model = sinkhorn.load_model(tmp_path / "out")
+    ids = torch.tensor([[3, 2]])
+    loss = F.cross_entropy(model(ids, ids)[0], ids[0]).item()
+    assert loss == pytest.approx(program_loss(tmp_path / "out"), rel=1e-5)
+
+
+def test_sorting_matrices_in_python(runs: Path, tmp_path: Path) -> None:
+    """Of every layer, those behind cross-attention included."""
+    folder = runs / "sort.float32"
+    text = "5 3 11 2 7 7 0 14 9"
+    found = json.loads(output("inspect", folder, "--json", "--text", text, "--out", tmp_path))
+    model = sinkhorn.load_model(folder)
+    sorts: list[Tensor] = []
+    for layer in (*model.encoder.layers(), *model.decoder.layers()):
+        layer.attention.register_forward_pre_hook(
+            lambda module, inputs: sorts.append(module.sort(*inputs)[0]))
+    symbols = [int(word) + 3 for word in text.split()]
+    model(torch.tensor([symbols + [2]]), torch.tensor([sorted(symbols) + [2]]))
+    for sort in found["sorts"]:
+        place = sort["layer"] + (2 if sort["stack"] == "decoder" else 0)
+        expected = torch.tensor(sort["r"]).view(sort["blocks"], sort["blocks"])
+        torch.testing.assert_close(sorts[place][sort["head"]], expected, rtol=1e-4, atol=1e-5)
+    assert len(found["sorts"]) == 4 * 2
+
+
+def test_python_maps_the_file(runs: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(runs / "sort.bf16", tmp_path / "out"))
+    before = (folder / "model.safetensors").read_bytes()
+    export = sinkhorn.load_export(folder)
+    assert export.config == config_of(folder)
+    truth = tensors(folder / "model.safetensors")
+    assert export.state.keys() == truth.keys()
+    for name, tensor in export.state.items():
+        assert torch.equal(tensor, truth[name]), name
+    model = sinkhorn.load_model(export)
+    weight = export.state["embedding.weight"]
+    assert model.embedding.weight.data_ptr() == weight.data_ptr()
+    model.embedding.weight.add_(1)  # stays in this process
+    assert not torch.equal(weight, truth["embedding.weight"])
+    assert (folder / "model.safetensors").read_bytes() == before
+
+
+def test_files_that_do_not_fit_together(runs: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(runs / "sort.bf16", tmp_path / "out"))
+    config = config_of(folder)
+    (folder / "config.json").write_text(json.dumps(config | {"decoder": {}}))
+    with pytest.raises(ValueError, match="config.json"):
+        sinkhorn.load_model(folder)
+    config["model"]["layers"] = 1
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match="model.safetensors"):
+        sinkhorn.load_model(folder)
