@@ -7,13 +7,13 @@
 #include "cli/settings.h"
 #include "models/files.h"
 #include "sinkhorn/error.h"
+#include "train/export_folder.h"
 
 namespace sinkhorn::cli {
 namespace {
 
 using json = nlohmann::ordered_json;
 
-constexpr const char* kFormat = "sinkhorn export 1";
 const std::vector<std::string> kSections = {"task", "model", "encoder", "decoder", "train"};
 const std::vector<std::string> kTrainKeys = {"train.precision", "train.batch", "train.batch_tokens",
                                              "train.seed", "train.greedy"};
@@ -46,11 +46,11 @@ json read_object(const std::filesystem::path& path) {
     throw UsageError(where + "not a JSON object; expected the config.json of an export");
   }
   const json format = object.value("format", json());
-  if (format == kFormat) return object;
+  if (format == train::kExportFormat) return object;
   const bool ours = format.is_string() && format.get<std::string>().starts_with("sinkhorn export");
   throw UsageError(where + (ours ? "written by another version of the program; export the run again"
                                  : "not of an export: expected \"format\": \"" +
-                                       std::string(kFormat) + "\" in it"));
+                                       std::string(train::kExportFormat) + "\" in it"));
 }
 
 }  // namespace

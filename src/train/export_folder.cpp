@@ -200,6 +200,10 @@ models::NamedTensors tensors_of(const OpenRun& run, at::ScalarType type) {
 RunConfig resolved(RunConfig config, const OpenRun& run, const std::string& type) {
   const models::ModelConfig& model = run.model->config();
   config.model.max_length = model.max_length;
+  const tasks::ModelKind kind = run.task->info().model;
+  const auto attentions = run.model->attentions();  // encoder first
+  if (kind != tasks::ModelKind::kLanguageModel) config.model.encoder = attentions.front()->config();
+  if (kind != tasks::ModelKind::kClassifier) config.model.decoder = attentions.back()->config();
   for (nn::AttentionConfig* stack : {&config.model.encoder, &config.model.decoder}) {
     if (stack->max_blocks == 0) {
       stack->max_blocks = (model.max_length + stack->block - 1) / stack->block;

@@ -17,6 +17,8 @@
 
 namespace sinkhorn::train {
 
+// What the metadata of model.safetensors, and config.json, say of their format.
+inline constexpr char kExportFormat[] = "sinkhorn export 1";
 inline constexpr char kExportModel[] = "model.safetensors", kExportConfig[] = "config.json";
 
 struct ExportOptions {

@@ -7,6 +7,7 @@
 
 #include "sinkhorn/error.h"
 #include "sinkhorn/models/safetensors.h"
+#include "train/export_folder.h"
 
 namespace sinkhorn::train {
 namespace {

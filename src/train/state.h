@@ -10,9 +10,6 @@
 
 namespace sinkhorn::train {
 
-// What an exported file's metadata, and its config.json, say of their format.
-inline constexpr char kExportFormat[] = "sinkhorn export 1";
-
 struct Place {
   int64_t step = 0;
   std::string data;  // position of the training source
