@@ -39,9 +39,6 @@ MappedFile::~MappedFile() {
   if (data_ != nullptr) ::munmap(const_cast<char*>(data_), size_);
 }
 
-namespace {
-
-// Bytes of the well-formed UTF-8 character at the front of `text` (Unicode, table 3-7), or 0.
 size_t character_bytes(std::string_view text) {
   const auto at = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
   const unsigned char first = at(0);
@@ -55,8 +52,6 @@ size_t character_bytes(std::string_view text) {
   const unsigned char high = first == 0xed ? 0x9f : first == 0xf4 ? 0x8f : 0xbf;
   return at(1) >= low && at(1) <= high ? count : 0;
 }
-
-}  // namespace
 
 void check_utf8(const Path& file, std::string_view text, int64_t number) {
   size_t line_start = 0;

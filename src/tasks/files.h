@@ -35,6 +35,9 @@ class MappedFile {
 using LineSink = std::function<void(std::string_view line, int64_t number)>;
 void each_line(const Path& path, const LineSink& sink);
 
+// Bytes of the well-formed UTF-8 character at the front of `text` (Unicode, table 3-7), or 0.
+size_t character_bytes(std::string_view text);
+
 // Throws with the line and the offset of the first byte that is not UTF-8. The text begins at line
 // `number` of the file.
 void check_utf8(const Path& file, std::string_view text, int64_t number);

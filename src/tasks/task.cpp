@@ -11,6 +11,11 @@ const std::vector<std::string>& task_names() {
   return names;
 }
 
+Framing framing(const std::string& task) {
+  if (task == "lm" || task == "text") return {kEnd, true};
+  return {kBegin, task == "sort"};
+}
+
 std::unique_ptr<Task> make_task(const TaskConfig& config) {
   const std::string& name = config.name;
   if (name == "sort") return make_sort(config);

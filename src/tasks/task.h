@@ -102,6 +102,14 @@ class Task {
 // sort, recall, lm, text, pixels, sentiment, nli, classify.
 const std::vector<std::string>& task_names();
 
+// What a sequence to be said begins behind, and whether an end token closes it. Packed texts begin
+// behind the end of another: token 1 stands before the first of all alone.
+struct Framing {
+  int32_t begin;
+  bool ends;
+};
+Framing framing(const std::string& task);
+
 // Opens the data, tokenising it where the cache has it not; throws Error with one line where it is
 // missing, malformed or empty.
 std::unique_ptr<Task> make_task(const TaskConfig& config);
