@@ -2,10 +2,8 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <cmath>
-#include <csignal>
 #include <cstdio>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -13,19 +11,12 @@
 #include <vector>
 
 #include "cli/commands.h"
+#include "cli/signals.h"
 #include "models/files.h"
 #include "train/trainer.h"
 
 namespace sinkhorn::cli {
 namespace {
-
-std::atomic<int> stop_signal{0};
-
-// A second signal of the same kind ends the program at once.
-void on_signal(int signal) {
-  stop_signal = signal;
-  std::signal(signal, SIG_DFL);
-}
 
 std::string duration(double seconds) {
   const long s = std::lround(seconds);
@@ -55,8 +46,7 @@ class Progress : public train::Observer {
  public:
   void started(const Start& s) override {
     // Before this there is nothing to save, and a signal ends the program as usual.
-    std::signal(SIGINT, on_signal);
-    std::signal(SIGTERM, on_signal);
+    catch_signals();
     std::printf("%s: %s parameters on %s, step %lld of %lld%s\n", s.run.c_str(),
                 count(static_cast<double>(s.parameters)).c_str(), s.device.c_str(),
                 static_cast<long long>(s.first_step), static_cast<long long>(s.steps),
