@@ -1,6 +1,5 @@
 #include "sinkhorn/models/models.h"
 
-#include <ATen/ops/argmax.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/dropout.h>
 #include <ATen/ops/full.h>
@@ -12,7 +11,7 @@
 namespace sinkhorn::models {
 namespace {
 
-constexpr int64_t kPad = 0, kBegin = 1, kEnd = 2;
+constexpr int64_t kPad = 0, kBegin = 1;
 
 nn::LayerConfig layer_config(const ModelConfig& c, bool decoder, bool cross) {
   nn::LayerConfig layer;
@@ -140,23 +139,6 @@ at::Tensor Classifier::logits(const Input& input, const nn::Context& context) {
 
 std::vector<std::shared_ptr<nn::SinkhornAttention>> Classifier::attentions() const {
   return attentions_of(*encoder_);
-}
-
-at::Tensor greedy_decode(Seq2Seq& model, const at::Tensor& ids,
-                         const std::optional<at::Tensor>& mask, int64_t limit,
-                         const nn::Context& context) {
-  const at::NoGradGuard no_grad;
-  const nn::Memory memory = model.encode(ids, mask, context);
-  at::Tensor said = at::full({ids.size(0), 1}, kBegin, ids.options());
-  at::Tensor ended = at::full({ids.size(0), 1}, false, ids.options().dtype(at::kBool));
-  for (int64_t t = 0; t < limit; ++t) {
-    const at::Tensor scores = model.decode(said, std::nullopt, memory, context).select(1, -1);
-    const at::Tensor next = at::where(ended, kPad, at::argmax(scores, 1, true));
-    said = at::cat({said, next}, 1);
-    ended = ended.logical_or(next == kEnd);
-    if (t % 16 == 15 && ended.all().item<bool>()) break;
-  }
-  return said.slice(1, 1);
 }
 
 }  // namespace sinkhorn::models

@@ -6,7 +6,7 @@
 #include <algorithm>
 
 #include "sinkhorn/error.h"
-#include "tasks/tokenizer.h"
+#include "train/decode.h"
 #include "train/inputs.h"
 
 namespace sinkhorn::train {
@@ -14,17 +14,11 @@ namespace {
 
 at::Device device_of(const models::Model& model) { return model.parameters().front().device(); }
 
-// Row r of ids [B, T], up to `length`, or through the end token.
+// Row r of ids [B, T], up to `length`.
 std::vector<int32_t> row_ids(const at::Tensor& ids, int64_t r, int64_t length) {
   std::vector<int32_t> row;
   const int64_t* from = ids.data_ptr<int64_t>() + r * ids.size(1);
   for (int64_t t = 0; t < length; ++t) row.push_back(static_cast<int32_t>(from[t]));
-  return row;
-}
-
-std::vector<int32_t> until_end(std::vector<int32_t> row) {
-  const auto end = std::find(row.begin(), row.end(), tasks::kEnd);
-  if (end != row.end()) row.erase(end + 1, row.end());
   return row;
 }
 
@@ -52,8 +46,8 @@ class Counter {
     counts_.rows += batch.rows;
     counts_.units += batch.units;
     counts_.tokens += labels ? batch.rows : batch.tokens;
-    if (auto* seq2seq = dynamic_cast<models::Seq2Seq*>(&model_))
-      add_edits(*seq2seq, batch, input, said);
+    const auto seq2seq = std::dynamic_pointer_cast<models::Seq2Seq>(model_.shared_from_this());
+    if (seq2seq != nullptr) add_edits(seq2seq, batch, input, said);
   }
 
   tasks::Counts finish() {
@@ -66,15 +60,14 @@ class Counter {
   }
 
  private:
-  void add_edits(models::Seq2Seq& model, const tasks::Batch& batch, const models::Input& input,
-                 const at::Tensor& forced) {
+  void add_edits(const std::shared_ptr<models::Seq2Seq>& model, const tasks::Batch& batch,
+                 const models::Input& input, const at::Tensor& forced) {
     const at::Tensor said = forced.cpu().contiguous();
     // Room for a decoding that misses its end, as far as the model reaches.
-    const int64_t limit = std::min(batch.target_length + 8, model.config().max_length);
-    const at::Tensor greedy =
-        config_.greedy
-            ? greedy_decode(model, input.ids, input.mask, limit, context_).cpu().contiguous()
-            : at::Tensor();
+    const int64_t limit = std::min(batch.target_length + 8, model->config().max_length);
+    const Sequences greedy = config_.greedy
+                                 ? greedy_answers(model, input.ids, input.mask, limit, context_)
+                                 : Sequences();
     for (int64_t r = 0; r < batch.rows; ++r) {
       const int64_t length = batch.target_lengths[static_cast<size_t>(r)];
       const auto first = batch.target.begin() + r * batch.target_length;
@@ -83,9 +76,9 @@ class Counter {
       counts_.edits_forced +=
           static_cast<double>(tasks::edit_distance(row_ids(said, r, length), target));
       if (!config_.greedy) continue;
-      const auto decoded = until_end(row_ids(greedy, r, greedy.size(1)));
       counts_.greedy_tokens += length;
-      counts_.edits_greedy += static_cast<double>(tasks::edit_distance(decoded, target));
+      counts_.edits_greedy +=
+          static_cast<double>(tasks::edit_distance(greedy[static_cast<size_t>(r)], target));
     }
   }
 

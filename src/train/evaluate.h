@@ -14,7 +14,7 @@ struct EvalConfig {
   std::string split = "valid";
   tasks::BatchConfig batches;
   int64_t limit = 0;    // batches, spread evenly over the split; 0: all
-  bool greedy = false;  // Seq2Seq: decode greedily too, by plain recomputation
+  bool greedy = false;  // Seq2Seq: decode greedily too
 };
 
 // Deterministic; leaves the model in the mode it was in and draws no random number.

@@ -1,13 +1,13 @@
 #include "train/samples.h"
 
 #include <ATen/ops/argmax.h>
-#include <ATen/ops/cat.h>
 #include <ATen/ops/softmax.h>
 
 #include <algorithm>
 #include <cstdio>
 
 #include "tasks/tokenizer.h"
+#include "train/decode.h"
 #include "train/inputs.h"
 
 namespace sinkhorn::train {
@@ -29,11 +29,12 @@ Ids before_end(Ids ids) {
   return ids;
 }
 
-report::Sample decoded(OpenRun& run, models::Seq2Seq& model, const tasks::Batch& batch) {
+report::Sample decoded(OpenRun& run, const tasks::Batch& batch) {
+  const auto model = std::dynamic_pointer_cast<models::Seq2Seq>(run.model);
   const models::Input input = to_device(make_input(batch, false), run.device);
-  const int64_t limit = std::min(batch.target_length + 8, model.config().max_length);
-  const Ids said = before_end(
-      first_row(models::greedy_decode(model, input.ids, input.mask, limit, run.context)));
+  const int64_t limit = std::min(batch.target_length + 8, model->config().max_length);
+  const Ids said =
+      before_end(greedy_answers(model, input.ids, input.mask, limit, run.context).at(0));
   const Ids wanted =
       before_end({batch.target.begin(), batch.target.begin() + batch.target_lengths[0]});
   const Ids read(batch.input.begin(), batch.input.begin() + batch.lengths[0]);
@@ -90,16 +91,10 @@ report::Sample continued(OpenRun& run, const tasks::Batch& batch) {
   const int64_t length = batch.lengths[0];
   const int64_t begun = std::clamp<int64_t>(length / 2, 1, kLongestBeginning);
   const int64_t more = std::min(length - begun, kLongestContinuation);
-  at::Tensor ids = make_input(batch, false).ids.slice(1, 0, begun).to(run.device);
-  for (int64_t t = 0; t < more; ++t) {
-    models::Input input;
-    input.ids = ids;
-    input.targets = ids;
-    const at::Tensor scores = run.model->logits(input, run.context).select(1, -1);
-    ids = at::cat({ids, at::argmax(scores, 1, true)}, 1);
-  }
+  const at::Tensor ids = make_input(batch, false).ids.slice(1, 0, begun).to(run.device);
+  const auto model = std::dynamic_pointer_cast<models::LanguageModel>(run.model);
+  const Ids said = greedy_continuations(model, ids, more, run.context).at(0);
   const auto first = batch.input.begin();
-  const Ids said = first_row(ids.slice(1, begun));
   return {{{"beginning", run.task->text({first, first + begun})},
            {"goes on, in the data", run.task->text({first + begun, first + begun + more})},
            {"goes on, says the model", run.task->text(said)}}};
@@ -129,8 +124,7 @@ std::vector<tasks::Batch> spread_examples(tasks::Task& task, int64_t count, uint
 report::Sample sample_of(OpenRun& run, const tasks::Batch& batch) {
   const at::NoGradGuard no_grad;
   switch (run.task->info().model) {
-    case tasks::ModelKind::kSeq2Seq:
-      return decoded(run, dynamic_cast<models::Seq2Seq&>(*run.model), batch);
+    case tasks::ModelKind::kSeq2Seq: return decoded(run, batch);
     case tasks::ModelKind::kClassifier: return classified(run, batch);
     case tasks::ModelKind::kLanguageModel: break;
   }

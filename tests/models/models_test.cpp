@@ -178,56 +178,5 @@ TEST(Model, ListsItsAttentionEncoderFirst) {
   EXPECT_EQ(kinds, "local local window window ");
 }
 
-// One row after another, by the definition: what is most likely next, until the end token.
-std::vector<int64_t> greedy_by_hand(Seq2Seq& model, const at::Tensor& ids, int64_t limit) {
-  const nn::Memory memory = model.encode(ids, {}, {});
-  std::vector<int64_t> said{1};
-  while (static_cast<int64_t>(said.size()) <= limit && said.back() != 2) {
-    const at::Tensor so_far = at::tensor(said, at::kLong).unsqueeze(0);
-    const at::Tensor scores = model.decode(so_far, {}, memory, {})[0][-1];
-    said.push_back(scores.argmax().item<int64_t>());
-  }
-  return {said.begin() + 1, said.end()};
-}
-
-TEST(GreedyDecode, IsArgmaxAfterArgmax) {
-  const at::NoGradGuard no_grad;
-  constexpr int64_t kLimit = 20;
-  const std::vector<int64_t> lengths = {1, 3, 6, 9, 12, 12, 12, 12};
-  const at::Tensor mask = ragged_mask(lengths, 12);
-  const at::Tensor ids = at::where(mask, random_ids(8, 12, 1), 0);
-  int64_t ended = 0, went_on = 0;
-  for (const uint64_t seed : {1, 2, 3, 4}) {
-    const auto model = make_model<Seq2Seq>(small_config({}, {}), at::kDouble);
-    fill_parameters(*model, 100 * seed);
-    const at::Tensor found = greedy_decode(*model, ids, mask, kLimit, {});
-    ASSERT_LE(found.size(1), kLimit);
-    for (int64_t r = 0; r < 8; ++r) {
-      const int64_t length = lengths[static_cast<size_t>(r)];
-      std::vector<int64_t> expected =
-          greedy_by_hand(*model, ids.slice(0, r, r + 1).slice(1, 0, length), kLimit);
-      (expected.back() == 2 ? ended : went_on) += 1;
-      expected.resize(static_cast<size_t>(found.size(1)), 0);  // nothing after the end
-      expect_same_bits(found[r], at::tensor(expected, at::kLong), "row " + std::to_string(r));
-    }
-  }
-  EXPECT_GT(ended, 0);
-  EXPECT_GT(went_on, 0);
-}
-
-TEST(GreedyDecode, StopsWhenEveryRowHasEnded) {
-  const at::NoGradGuard no_grad;
-  ModelConfig c = small_config({}, {});
-  const auto model = make_model<Seq2Seq>(c, at::kDouble);
-  // The final norm's bias points at the end token.
-  parameter(*model, "decoder.norm.weight").zero_();
-  parameter(*model, "decoder.norm.bias").copy_(parameter(*model, "embedding.weight")[2]);
-  parameter(*model, "embedding.weight")[2].mul_(10);
-  const at::Tensor found = greedy_decode(*model, random_ids(3, 5, 1), {}, 60, {});
-  EXPECT_LT(found.size(1), 60);
-  EXPECT_EQ((found.select(1, 0) == 2).sum().item<int64_t>(), 3);
-  EXPECT_EQ(found.slice(1, 1).count_nonzero().item<int64_t>(), 0);
-}
-
 }  // namespace
 }  // namespace sinkhorn::models

@@ -101,10 +101,4 @@ class Classifier : public Model {
 // Throws UsageError for sizes that make no model.
 void check_model(const ModelConfig& config);
 
-// Greedy decoding by plain recomputation: the most likely continuation of each row, ids [B, <=
-// limit] with the end token (2) where it came, 0 after it.
-at::Tensor greedy_decode(Seq2Seq& model, const at::Tensor& ids,
-                         const std::optional<at::Tensor>& mask, int64_t limit,
-                         const nn::Context& context);
-
 }  // namespace sinkhorn::models
