@@ -13,6 +13,7 @@ COMMANDS = {
     "train": ["train"],
     "eval": ["eval"],
     "inspect": ["inspect"],
+    "generate": ["generate"],
     "export": ["export"],
     "reproduce": ["reproduce"],
     "report": ["report"],

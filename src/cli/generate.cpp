@@ -1,0 +1,278 @@
+// `sinkhorn generate`: texts, images, sorted lists and answers from a trained run.
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cmath>
+#include <iostream>
+#include <iterator>
+#include <nlohmann/json.hpp>
+
+#include "cli/commands.h"
+#include "cli/run_options.h"
+#include "cli/signals.h"
+#include "report/png.h"
+#include "report/read_png.h"
+#include "sinkhorn/error.h"
+#include "tasks/corpus.h"
+#include "tasks/tokenizer.h"
+#include "train/generate_run.h"
+
+namespace sinkhorn::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int64_t kSide = 32;      // of an image
+constexpr int64_t kGap = 2;        // pixels between images
+constexpr uint8_t kUnknown = 128;  // grey of what is not given and was not made
+constexpr int64_t kMostAtOnce = 4096;
+
+struct GenerateOptions {
+  fs::path run;
+  train::GenerateRequest request;
+  std::string standard_input;  // "-"
+  fs::path prompt_file, image, out;
+  int64_t image_index = 0;
+  int64_t beams = 0;
+  double length_penalty = generate::BeamOptions{}.length_penalty;
+  bool stream = false, json = false;
+};
+
+// A last line end is the editor's or echo's, not the prompt's.
+std::string without_line_end(std::string text) {
+  if (text.ends_with('\n')) text.pop_back();
+  if (text.ends_with('\r')) text.pop_back();
+  return text;
+}
+
+void read_prompt(GenerateOptions& options) {
+  if (!options.standard_input.empty()) {
+    if (options.standard_input != "-") {
+      throw UsageError("unexpected argument " + options.standard_input +
+                       "; a prompt is given by --prompt, --prompt-file, or - for standard input");
+    }
+    options.request.prompt = without_line_end(
+        {std::istreambuf_iterator<char>(std::cin), std::istreambuf_iterator<char>()});
+  } else if (!options.prompt_file.empty()) {
+    const tasks::MappedFile file(options.prompt_file);
+    options.request.prompt = without_line_end(std::string(file.bytes()));
+  }
+}
+
+// 32 x 32 x 3 values: a PNG, or a record of CIFAR-10's binary files.
+std::vector<uint8_t> read_image(const fs::path& path, int64_t index) {
+  std::vector<uint8_t> values;
+  if (path.extension() == ".bin") {
+    int64_t number = 0;
+    tasks::read_images({path}, [&](const tasks::Item& item) {
+      if (number++ == index) values.assign(item.text.begin(), item.text.end());
+    });
+    if (values.empty()) {
+      throw UsageError("--image-index is " + std::to_string(index) + "; " + path.string() +
+                       " holds " + std::to_string(number));
+    }
+    return values;
+  }
+  const report::Image image = report::read_png(path, kSide * kSide);
+  if (image.width != kSide || image.height != kSide) {
+    throw Error(path.string() + ": the picture has " + std::to_string(image.width) + " x " +
+                std::to_string(image.height) + " pixels; expected 32 x 32");
+  }
+  return image.rgb;
+}
+
+// ---------------------------------------------------------------- what is printed
+
+report::Image picture(const std::vector<uint8_t>& values) {
+  report::Image image{kSide, kSide, values};
+  image.rgb.resize(kSide * kSide * 3, kUnknown);
+  return image;
+}
+
+// The image asked about, what was given of it, and every sample; or the samples in a square.
+void write_images(const GenerateOptions& options, const train::Generation& made) {
+  std::vector<uint8_t> given;
+  for (const int32_t id : made.given) given.push_back(static_cast<uint8_t>(id - tasks::kFirstByte));
+  std::vector<report::Image> images;
+  if (!options.request.image.empty()) {
+    images = {picture(options.request.image), picture(given)};
+  }
+  for (const auto& sample : made.samples) {
+    std::vector<uint8_t> values = given;
+    for (const int64_t id : sample.ids) {
+      values.push_back(static_cast<uint8_t>(id - tasks::kFirstByte));
+    }
+    images.push_back(picture(values));
+  }
+  const int64_t count = static_cast<int64_t>(images.size());
+  const int64_t square = static_cast<int64_t>(std::ceil(std::sqrt(static_cast<double>(count))));
+  report::write_png(options.out,
+                    report::grid(images, options.request.image.empty() ? square : count, kGap));
+}
+
+void print_json(const train::Generation& made) {
+  for (const auto& sample : made.samples) {
+    const nlohmann::ordered_json object = {{"prompt", made.prompt},
+                                           {"text", sample.text},
+                                           {"ids", sample.ids},
+                                           {"log_probability", sample.log_probability},
+                                           {"stop", sample.ended}};
+    std::cout << object.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) << "\n";
+  }
+}
+
+void print_text(const train::Generation& made) {
+  for (size_t i = 0; i < made.samples.size(); ++i) {
+    std::cout << (i > 0 ? "\n" : "") << made.samples[i].text << "\n";
+  }
+}
+
+// ---------------------------------------------------------------- the command
+
+void check_options(const GenerateOptions& options, const train::RunConfig& config) {
+  const train::GenerateRequest& request = options.request;
+  if (options.beams > 0 && request.samples > options.beams) {
+    throw UsageError("--samples is " + std::to_string(request.samples) + " of " +
+                     std::to_string(options.beams) + " --beams; it must be at most that");
+  }
+  if (options.stream && request.samples > 1) {
+    throw UsageError("--stream shows one sample as it is made; leave out --samples");
+  }
+  const auto& stops = request.stop_texts;
+  if (std::find(stops.begin(), stops.end(), "") != stops.end()) {
+    throw UsageError("--stop is empty; it must be some text");
+  }
+  const bool pixels = config.task.name == "pixels";
+  if (pixels && (options.stream || !stops.empty())) {
+    throw UsageError("--stream and --stop are for text; this model makes images");
+  }
+  if (!pixels && !options.out.empty()) {
+    throw UsageError("--out is for images; this model's text goes to standard output");
+  }
+}
+
+int run_generate(GenerateOptions& options, const Overrides& overrides) {
+  const train::RunConfig config = read_run_config(options.run, overrides);
+  check_options(options, config);
+  read_prompt(options);
+  train::GenerateRequest& request = options.request;
+  if (!options.image.empty()) request.image = read_image(options.image, options.image_index);
+  if (options.beams > 0) request.beam = {options.beams, options.length_penalty};
+  request.interrupted = [] { return stop_signal != 0; };
+  catch_signals();
+  const train::OnText show = [](int64_t, const std::string& piece) {
+    std::cout << piece << std::flush;
+  };
+  const train::Generation made =
+      train::generate_run(config, request, options.stream ? show : train::OnText());
+  const bool pixels = config.task.name == "pixels";
+  const bool draws = pixels && (!options.json || !options.out.empty());
+  if (draws && options.out.empty()) options.out = options.run / "generate.png";
+  if (draws) write_images(options, made);
+  if (options.json) {
+    print_json(made);
+  } else if (pixels) {
+    std::cout << options.out.string() << "\n";
+  } else {
+    options.stream ? void(std::cout << "\n") : print_text(made);
+  }
+  return stop_signal != 0 ? 128 + stop_signal : 0;
+}
+
+void add_prompt_options(CLI::App& app, GenerateOptions& options) {
+  CLI::Option* prompt =
+      app.add_option("--prompt", options.request.prompt, "text, or numbers, to go on from");
+  CLI::Option* file = app.add_option("--prompt-file", options.prompt_file, "the prompt in a file");
+  CLI::Option* input =
+      app.add_option("STDIN", options.standard_input, "-: prompt on standard input");
+  CLI::Option* image = app.add_option("--image", options.image,
+                                      "pixels: complete the upper half of a 32 x 32 PNG, or of an "
+                                      "image of CIFAR-10's .bin files");
+  prompt->type_name("TEXT")->excludes(file)->excludes(input);
+  file->type_name("FILE")->excludes(input);
+  input->type_name("-");
+  image->type_name("FILE")->excludes(prompt)->excludes(file)->excludes(input);
+  app.add_option("--image-index", options.image_index, "which image of a .bin file")
+      ->type_name("INT")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str()
+      ->needs(image);
+}
+
+void add_length_options(CLI::App& app, GenerateOptions& options) {
+  train::GenerateRequest& request = options.request;
+  app.add_option("--max-tokens", request.max_tokens, "at most; default: 256 of a text")
+      ->type_name("INT")
+      ->check(CLI::PositiveNumber);
+  app.add_option("--stop", request.stop_texts, "end before this text; may be given again")
+      ->type_name("TEXT")
+      ->allow_extra_args(false);
+  app.add_flag("--ignore-end", request.ignore_end, "go on where the model ends a text");
+  app.add_option("--samples", request.samples, "how many; decoded as one batch")
+      ->type_name("INT")
+      ->check(CLI::Range(int64_t{1}, kMostAtOnce))
+      ->capture_default_str();
+}
+
+void add_choice_options(CLI::App& app, GenerateOptions& options) {
+  train::GenerateRequest& request = options.request;
+  generate::SamplingOptions& sampling = request.sampling;
+  const std::vector<CLI::Option*> draws = {
+      app.add_option("--temperature", request.temperature,
+                     "0: greedy; default: 1, for lists and answers 0")
+          ->type_name("NUMBER"),
+      app.add_option("--top-k", sampling.top_k, "only the k likeliest tokens; 0: all")
+          ->type_name("INT")
+          ->capture_default_str(),
+      app.add_option("--top-p", sampling.top_p, "only the likeliest that together reach p")
+          ->type_name("NUMBER")
+          ->capture_default_str(),
+      app.add_option("--repetition-penalty", sampling.repetition_penalty,
+                     "of tokens already there; 1: none")
+          ->type_name("NUMBER")
+          ->capture_default_str(),
+      app.add_option("--seed", sampling.seed, "same seed, same text")
+          ->type_name("INT")
+          ->capture_default_str(),
+      app.add_flag("--stream", options.stream, "print text as it is made")};
+  CLI::Option* beams =
+      app.add_option("--beams", options.beams, "beam search of this width, in place of sampling")
+          ->type_name("INT")
+          ->check(CLI::Range(int64_t{1}, kMostAtOnce));
+  for (CLI::Option* option : draws) beams->excludes(option);
+  app.add_option("--length-penalty", options.length_penalty, "beams: more favours longer ones")
+      ->type_name("NUMBER")
+      ->capture_default_str()
+      ->needs(beams);
+  app.add_flag("--json", options.json, "print a JSON object a sample")->excludes(draws.back());
+}
+
+}  // namespace
+
+Command add_generate(CLI::App& program) {
+  CLI::App* app = program.add_subcommand(
+      "generate", "Continue a text, complete or draw images, sort numbers, with a trained run");
+  auto options = std::make_shared<GenerateOptions>();
+  app->add_option("RUN", options->run, "folder of the run")->required()->type_name("DIR");
+  add_prompt_options(*app, *options);
+  add_length_options(*app, *options);
+  add_choice_options(*app, *options);
+  app->add_option("--out", options->out, "pixels: the PNG; default RUN/generate.png")
+      ->type_name("FILE");
+  app->add_option("--checkpoint", options->request.checkpoint, kCheckpointHelp)
+      ->type_name("TEXT")
+      ->capture_default_str();
+  auto overrides = add_run_key_options(*app);
+  for (const char* key : {"device", "precision"}) {
+    app->add_option_function<std::string>(
+           std::string("--") + key,
+           [overrides, name = std::string("train.") + key](const std::string& value) {
+             overrides->emplace_back(name, value);
+           },
+           std::string("the same as --train.") + key)
+        ->type_name("TEXT")
+        ->default_str("as trained");
+  }
+  return {app, [options, overrides] { return run_generate(*options, *overrides); }};
+}
+
+}  // namespace sinkhorn::cli

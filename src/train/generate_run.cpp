@@ -1,0 +1,222 @@
+#include "train/generate_run.h"
+
+#include <ATen/ops/tensor.h>
+
+#include <algorithm>
+
+#include "sinkhorn/error.h"
+#include "sinkhorn/generate.h"
+#include "tasks/files.h"
+#include "tasks/text_stream.h"
+#include "tasks/tokenizer.h"
+#include "train/open_run.h"
+
+namespace sinkhorn::train {
+namespace {
+
+constexpr int64_t kImageValues = 3 * 32 * 32, kRowValues = 3 * 32;
+constexpr int64_t kTextTokens = 256;
+constexpr int64_t kMissedEnd = 8;        // room for a list that misses its end
+constexpr int64_t kCapacityStep = 1024;  // the same state for requests of about the same length
+
+// What is to be decoded, worked out from the request.
+struct Plan {
+  std::vector<int64_t> source;  // Seq2Seq: what the encoder reads
+  std::vector<int64_t> prompt;  // what the decoder begins with
+  std::vector<int32_t> shown;   // the part of the prompt that a text's spaces depend on
+  generate::SamplingOptions sampling;
+  generate::StopOptions stop;
+};
+
+[[noreturn]] void refuse_prompt(const std::string& why) { throw UsageError("the prompt " + why); }
+
+std::vector<int32_t> read_prompt(const tasks::Task& task, const GenerateRequest& request) {
+  if (!request.image.empty()) {
+    std::vector<int32_t> half;
+    for (int64_t i = 0; i < kImageValues / 2; ++i) {
+      half.push_back(request.image[static_cast<size_t>(i)] + tasks::kFirstByte);
+    }
+    return half;
+  }
+  if (!request.prompt.has_value()) return {};
+  const std::string& text = *request.prompt;
+  if (text.empty()) refuse_prompt("is empty; leave it out to begin as the training data does");
+  for (size_t i = 0, count = 0; i < text.size(); i += count) {
+    count = tasks::character_bytes(std::string_view(text).substr(i));
+    if (count == 0) refuse_prompt("is not UTF-8 text from byte " + std::to_string(i + 1) + " on");
+  }
+  std::vector<int32_t> ids;
+  try {
+    ids = task.ids(text);
+  } catch (const Error& error) {
+    refuse_prompt(std::string("cannot be read: ") + error.what());
+  }
+  if (ids.empty() || ids.front() == tasks::kEnd) refuse_prompt("holds nothing to go on from");
+  return ids;
+}
+
+void check_fits(size_t tokens, int64_t most, const char* what) {
+  if (static_cast<int64_t>(tokens) <= most) return;
+  refuse_prompt(std::string("has ") + std::to_string(tokens) + " " + what +
+                "; this model reads at most " + std::to_string(most));
+}
+
+// Tokens to make where the request leaves it to the task.
+int64_t usual_tokens(const std::string& task, const Plan& plan, size_t given, int64_t capacity) {
+  if (task == "sort") return static_cast<int64_t>(plan.source.size()) + kMissedEnd;
+  if (task == "recall") return 1;  // an answer
+  if (task != "pixels") return kTextTokens;
+  const int64_t rows = std::min(kImageValues, capacity) / kRowValues;  // that the model can hold
+  return rows * kRowValues - static_cast<int64_t>(given);
+}
+
+void check_request(const std::string& task, const GenerateRequest& request, int64_t capacity) {
+  const bool asks = task == "sort" || task == "recall";
+  if (asks && !request.prompt.has_value()) {
+    throw UsageError("a model of the task " + task + " needs a prompt: " +
+                     (task == "sort" ? "numbers to sort, as in --prompt \"5 3 1\""
+                                     : "pairs and a key, as in --prompt \"k1 v2 f0 k1\""));
+  }
+  if (task != "pixels") {
+    if (!request.image.empty()) throw UsageError("--image is for models of the task pixels");
+    return;
+  }
+  if (request.max_tokens.has_value()) {
+    throw UsageError("--max-tokens: an image is made whole");
+  }
+  const int64_t least = request.image.empty() ? kRowValues : kImageValues;
+  if (capacity < least) {
+    throw UsageError("this model reads " + std::to_string(capacity) + " values; " +
+                     (request.image.empty() ? "a row of an image" : "an image") + " has " +
+                     std::to_string(least));
+  }
+}
+
+Plan make_plan(const OpenRun& run, const std::string& task, const GenerateRequest& request,
+               const std::vector<int32_t>& given) {
+  const tasks::Framing frame = tasks::framing(task);
+  const int64_t capacity = run.model->config().max_length;
+  Plan plan;
+  plan.prompt = {frame.begin};
+  if (run.task->info().model == tasks::ModelKind::kSeq2Seq) {
+    plan.source.assign(given.begin(), given.end());
+    check_fits(given.size(), capacity, "tokens, its end included");
+  } else {
+    plan.prompt.insert(plan.prompt.end(), given.begin(), given.end());
+    check_fits(given.size(), capacity - 1, "tokens");
+    if (task == "lm" || task == "text") plan.shown = given;
+  }
+  const bool asks = task == "sort" || task == "recall";
+  plan.sampling = request.sampling;
+  plan.sampling.temperature = request.temperature.value_or(asks ? 0.0 : 1.0);
+  plan.stop.max_tokens =
+      request.max_tokens.value_or(usual_tokens(task, plan, given.size(), capacity));
+  if (plan.stop.max_tokens < 1) refuse_prompt("leaves nothing to be made");
+  plan.stop.never_tokens = {tasks::kPad, tasks::kBegin};
+  if (!frame.ends) plan.stop.never_tokens.push_back(tasks::kEnd);
+  if (frame.ends && !request.ignore_end) plan.stop.stop_tokens = {tasks::kEnd};
+  plan.stop.interrupted = request.interrupted;
+  return plan;
+}
+
+generate::Decoder make_decoder(const OpenRun& run, const Plan& plan, int64_t batch) {
+  const int64_t needed = static_cast<int64_t>(plan.prompt.size()) + plan.stop.max_tokens;
+  generate::DecoderOptions options;
+  options.batch = batch;
+  options.capacity = std::min((needed + kCapacityStep - 1) / kCapacityStep * kCapacityStep,
+                              run.model->config().max_length);
+  options.compute = run.context.compute;
+  if (auto language = std::dynamic_pointer_cast<models::LanguageModel>(run.model)) {
+    return generate::Decoder(language, options);
+  }
+  return generate::Decoder(std::dynamic_pointer_cast<models::Seq2Seq>(run.model), options);
+}
+
+void read_sources(generate::Decoder& decoder, const Plan& plan, int64_t count) {
+  if (plan.source.empty()) return;
+  const at::Tensor row = at::tensor(plan.source, at::kLong).unsqueeze(0).to(decoder.device());
+  std::vector<int64_t> slots;
+  for (int64_t slot = 0; slot < count; ++slot) slots.push_back(slot);
+  decoder.read(row.expand({count, -1}).contiguous(), std::nullopt, slots);
+}
+
+// The texts of all samples while they grow.
+class Texts {
+ public:
+  Texts(const tasks::Task& task, const Plan& plan, const GenerateRequest& request,
+        const OnText& on_text)
+      : on_text_(on_text),
+        streams_(static_cast<size_t>(request.samples),
+                 tasks::TextStream(task, plan.shown, request.stop_texts)),
+        texts_(static_cast<size_t>(request.samples)) {}
+
+  bool add(int64_t row, int64_t id) {
+    const size_t r = static_cast<size_t>(row);
+    show(r, streams_[r].push(static_cast<int32_t>(id)));
+    return !streams_[r].stopped();
+  }
+
+  GeneratedText finish(size_t row, const generate::Generated& made) {
+    show(row, streams_[row].finish());
+    std::string ended = "interrupted";
+    if (made.ended == generate::Ended::kLength) ended = "length";
+    if (made.ended == generate::Ended::kStopToken || streams_[row].stopped()) ended = "stop";
+    return {texts_[row], made.ids, made.log_probability, ended};
+  }
+
+ private:
+  void show(size_t row, const std::string& piece) {
+    texts_[row] += piece;
+    if (on_text_ && !piece.empty()) on_text_(static_cast<int64_t>(row), piece);
+  }
+
+  const OnText& on_text_;
+  std::vector<tasks::TextStream> streams_;
+  std::vector<std::string> texts_;
+};
+
+std::vector<generate::Generated> decode(generate::Decoder& decoder, const Plan& plan,
+                                        const GenerateRequest& request, Texts& texts) {
+  const size_t samples = static_cast<size_t>(request.samples);
+  if (!request.beam.has_value()) {
+    read_sources(decoder, plan, request.samples);
+    const std::vector<std::vector<int64_t>> prompts(samples, plan.prompt);
+    return generate::sample(decoder, prompts, plan.sampling, plan.stop,
+                            [&](int64_t row, int64_t id) { return texts.add(row, id); });
+  }
+  read_sources(decoder, plan, 1);
+  std::vector<generate::Generated> best =
+      generate::beam_search(decoder, plan.prompt, *request.beam, plan.stop);
+  if (best.size() > samples) best.resize(samples);
+  for (size_t i = 0; i < best.size(); ++i) {
+    for (const int64_t id : best[i].ids) texts.add(static_cast<int64_t>(i), id);
+  }
+  return best;
+}
+
+}  // namespace
+
+Generation generate_run(const RunConfig& config, const GenerateRequest& request,
+                        const OnText& on_text) {
+  generate::check_sampling(request.sampling);
+  const OpenRun run = open_run(config, request.checkpoint);
+  if (run.task->info().model == tasks::ModelKind::kClassifier) {
+    throw UsageError(config.train.run + ": a classifier generates nothing; see eval and inspect");
+  }
+  const std::string& task = config.task.name;
+  check_request(task, request, run.model->config().max_length);
+  Generation result{run.checkpoint.string(),
+                    run.step,
+                    request.prompt.value_or(""),
+                    read_prompt(*run.task, request),
+                    {}};
+  const Plan plan = make_plan(run, task, request, result.given);
+  generate::Decoder decoder =
+      make_decoder(run, plan, request.beam.has_value() ? request.beam->beams : request.samples);
+  Texts texts(*run.task, plan, request, on_text);
+  const std::vector<generate::Generated> made = decode(decoder, plan, request, texts);
+  for (size_t i = 0; i < made.size(); ++i) result.samples.push_back(texts.finish(i, made[i]));
+  return result;
+}
+
+}  // namespace sinkhorn::train
