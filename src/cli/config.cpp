@@ -22,7 +22,7 @@ void set_fields(const Settings& settings, const Fields& fields) {
 }
 
 // The model before its keys: a named size, and each stack at its preset.
-models::ModelConfig model_defaults(const Choices& choices, const std::string& task) {
+models::ModelConfig model_defaults(const Choices& choices) {
   models::ModelConfig model =
       choices.size.empty() ? models::ModelConfig{} : models::model_size(choices.size);
   model.max_length = 0;  // the task knows
@@ -30,8 +30,6 @@ models::ModelConfig model_defaults(const Choices& choices, const std::string& ta
     const std::string& preset = decoder ? choices.decoder_preset : choices.encoder_preset;
     nn::AttentionConfig& stack = decoder ? model.decoder : model.encoder;
     stack = nn::attention_preset(preset.empty() ? "default" : preset, decoder);
-    // A user's texts have any length, and only the bilinear network has no limit.
-    if (preset.empty() && task == "text") stack.sort_net = "bilinear";
   }
   return model;
 }
@@ -107,9 +105,12 @@ train::RunConfig read_config(const std::vector<std::filesystem::path>& files,
   set_fields(settings, choice_fields(choices));
   train::RunConfig config;
   set_fields(settings, run_fields(config));  // a first time, for the words that move other defaults
-  config.model = model_defaults(choices, config.task.name);
+  config.model = model_defaults(choices);
   config.optimizer = optimizer_defaults(choices.size, settings);
   set_fields(settings, run_fields(config));
+  // A run remembers what it was trained with, not that it took what was usual then.
+  config.model.encoder = nn::resolve_attention(config.model.encoder, /*decoder=*/false);
+  config.model.decoder = nn::resolve_attention(config.model.decoder, /*decoder=*/true);
   if (config.train.run.empty()) {
     const std::string name = files.empty() ? config.task.name : files[0].stem().string();
     config.train.run = "runs/" + name;

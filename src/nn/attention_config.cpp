@@ -46,7 +46,9 @@ void check_decoder(const AttentionConfig& c) {
         "the whole sequence, so each new token would need all of it computed again");
   }
   if (c.causal == "inclusive" && c.window > 0) {
-    refuse("causal 'inclusive' sorts the own block in and needs window 0; use causal 'strict'");
+    refuse(
+        "causal 'inclusive' sorts the own block in and needs window 0; set it, or use causal "
+        "'strict'");
   }
   if (c.combine == "logits" && c.causal == "strict") {
     refuse(
@@ -64,15 +66,21 @@ void check_encoder(const AttentionConfig& c) {
 
 }  // namespace
 
+AttentionConfig resolve_attention(AttentionConfig c, bool decoder) {
+  if (c.columns == "auto") c.columns = decoder ? "prefix" : "full";
+  return c;
+}
+
 AttentionConfig attention_preset(std::string_view name, bool decoder) {
-  AttentionConfig c;
-  if (name == "default") return c;
-  if (name == "windowed") {
+  AttentionConfig c = resolve_attention({}, decoder);
+  if (name == "prefix") return c;
+  if (name == "default" || name == "windowed") {
     if (!decoder) return c;
     c.window = 1;
     c.sort_net = "bilinear";
     c.pooling = "recent";
     c.columns = "prior";
+    c.gumbel = name == "windowed";
     return c;
   }
   if (name == "paper") {
@@ -82,7 +90,7 @@ AttentionConfig attention_preset(std::string_view name, bool decoder) {
     return c;
   }
   throw UsageError("attention: preset is '" + std::string(name) +
-                   "'; it must be one of default, windowed, paper");
+                   "'; it must be one of default, windowed, prefix, paper");
 }
 
 void check_attention(const AttentionConfig& c, bool decoder) {

@@ -101,9 +101,9 @@ TEST(ReadConfig, SizeAndPresetComeFirstWhereverTheyStand) {
 }
 
 TEST(ReadConfig, OneStackMayHaveItsOwnPreset) {
-  const RunConfig config = read_config("", {{"decoder.preset", "windowed"}});
-  EXPECT_EQ(config.model.decoder.window, 1);
-  EXPECT_EQ(config.model.encoder.window, 0);
+  const RunConfig config = read_config("", {{"decoder.preset", "paper"}});
+  EXPECT_EQ(config.model.decoder.pooling, "sum");
+  EXPECT_EQ(config.model.encoder.pooling, "mean");
 }
 
 TEST(ReadConfig, TheOptimizerFollowsTheSize) {
@@ -130,17 +130,20 @@ TEST(ReadConfig, TheOptimizerFollowsTheSize) {
   EXPECT_EQ(mixed.warmup, 500);
 }
 
-TEST(ReadConfig, TextSortsByTheBilinearNetworkUnlessTold) {
-  const Overrides text = {{"task.name", "text"}, {"task.data", "x"}};
-  const auto with = [&](const std::string& key, const std::string& value) {
-    Overrides keys = text;
-    keys.emplace_back(key, value);
+TEST(ReadConfig, DecodersSortByTheBilinearNetworkUnlessTold) {
+  const auto sort_net = [](const Overrides& keys) {
     return read_config("", keys).model.decoder.sort_net;
   };
-  EXPECT_EQ(read_config("", text).model.decoder.sort_net, "bilinear");
-  EXPECT_EQ(with("attention.sort_net", "mlp"), "mlp");
-  EXPECT_EQ(with("attention.preset", "paper"), "linear");
-  EXPECT_EQ(read_config("", {}).model.decoder.sort_net, "linear");
+  EXPECT_EQ(sort_net({}), "bilinear");  // it has no limit of length
+  EXPECT_EQ(sort_net({{"attention.sort_net", "mlp"}}), "mlp");
+  EXPECT_EQ(sort_net({{"attention.preset", "paper"}}), "linear");
+}
+
+TEST(ReadConfig, WhatIsWrittenDownSaysNoAuto) {
+  const RunConfig config = read_config("", {{"attention.columns", "auto"}});
+  EXPECT_EQ(config.model.encoder.columns, "full");
+  EXPECT_EQ(config.model.decoder.columns, "prefix");
+  EXPECT_EQ(write_config(config).find("columns = \"auto\""), std::string::npos);
 }
 
 TEST(ReadConfig, TheRunIsNamedAfterTheFile) {

@@ -13,9 +13,9 @@ namespace {
 
 using testing::refusal;
 
-TEST(AttentionPreset, Default) {
+TEST(AttentionPreset, Prefix) {
   for (const bool decoder : {false, true}) {
-    const AttentionConfig c = attention_preset("default", decoder);
+    const AttentionConfig c = attention_preset("prefix", decoder);
     EXPECT_EQ(c.kind, "sinkhorn");
     EXPECT_EQ(c.block, 64);
     EXPECT_EQ(c.max_blocks, 0);
@@ -26,7 +26,7 @@ TEST(AttentionPreset, Default) {
     EXPECT_EQ(c.temperature, 0.75);
     EXPECT_TRUE(c.gumbel);
     EXPECT_EQ(c.causal, "strict");
-    EXPECT_EQ(c.columns, "auto");
+    EXPECT_EQ(c.columns, decoder ? "prefix" : "full");
     EXPECT_EQ(c.combine, "concat");
     EXPECT_EQ(c.stride, 64);
     EXPECT_EQ(c.summary, 8);
@@ -35,17 +35,22 @@ TEST(AttentionPreset, Default) {
   }
 }
 
-TEST(AttentionPreset, Windowed) {
-  const AttentionConfig decoder = attention_preset("windowed", true);
-  EXPECT_EQ(decoder.window, 1);
-  EXPECT_EQ(decoder.sort_net, "bilinear");
-  EXPECT_EQ(decoder.pooling, "recent");
-  EXPECT_EQ(decoder.columns, "prior");
-  EXPECT_EQ(decoder.causal, "strict");
-  const AttentionConfig encoder = attention_preset("windowed", false);
-  EXPECT_EQ(encoder.window, 0);
-  EXPECT_EQ(encoder.sort_net, "linear");
-  EXPECT_EQ(encoder.pooling, "mean");
+TEST(AttentionPreset, DefaultAndWindowed) {
+  for (const std::string name : {"default", "windowed"}) {
+    const AttentionConfig decoder = attention_preset(name, true);
+    EXPECT_EQ(decoder.window, 1);
+    EXPECT_EQ(decoder.sort_net, "bilinear");
+    EXPECT_EQ(decoder.pooling, "recent");
+    EXPECT_EQ(decoder.columns, "prior");
+    EXPECT_EQ(decoder.causal, "strict");
+    EXPECT_EQ(decoder.gumbel, name == "windowed");
+    const AttentionConfig encoder = attention_preset(name, false);
+    EXPECT_EQ(encoder.window, 0);
+    EXPECT_EQ(encoder.sort_net, "linear");
+    EXPECT_EQ(encoder.pooling, "mean");
+    EXPECT_EQ(encoder.columns, "full");
+    EXPECT_TRUE(encoder.gumbel);
+  }
 }
 
 TEST(AttentionPreset, Paper) {
@@ -60,21 +65,18 @@ TEST(AttentionPreset, Paper) {
 }
 
 TEST(AttentionPreset, EveryPresetMakesAModule) {
-  for (const char* name : {"default", "windowed", "paper"}) {
+  for (const char* name : {"default", "windowed", "prefix", "paper"}) {
     for (const bool decoder : {false, true}) {
       const AttentionConfig c = attention_preset(name, decoder);
       const SinkhornAttention attention(c, {8, 2, 128, decoder, 0.0});
-      const std::string columns = !decoder                          ? "full"
-                                  : std::string(name) == "windowed" ? "prior"
-                                                                    : "prefix";
-      EXPECT_EQ(attention.config().columns, columns) << name;
+      EXPECT_EQ(attention.config().columns, c.columns) << name;
     }
   }
 }
 
 TEST(AttentionPreset, AnotherNameIsRefused) {
   EXPECT_EQ(refusal([] { attention_preset("papers", true); }),
-            "attention: preset is 'papers'; it must be one of default, windowed, paper");
+            "attention: preset is 'papers'; it must be one of default, windowed, prefix, paper");
 }
 
 struct Refused {

@@ -28,8 +28,14 @@ struct AttentionConfig {
   bool tie_kv = false;             // one projection serves keys and values
 };
 
-// "default", "windowed" or "paper"; throws UsageError for another name.
+// "default": the own block, the one before it and one that was routed there by a bilinear network
+// and prior columns, without noise (docs/results.md says why); "windowed": the same with Gumbel
+// noise; "prefix": the words above; "paper": its formulas literally. Encoders look both ways and
+// need no causal words: theirs are "prefix" in all but "paper". Throws UsageError for another name.
 AttentionConfig attention_preset(std::string_view name, bool decoder);
+
+// The words "auto" replaced by what they mean in that stack.
+AttentionConfig resolve_attention(AttentionConfig config, bool decoder);
 
 // Throws UsageError, with the reason, for words that are unknown or do not go together.
 void check_attention(const AttentionConfig& config, bool decoder);
