@@ -91,6 +91,8 @@ Fields task_fields(tasks::TaskConfig& task) {
       {"task.tokenizer", &task.tokenizer, "SentencePiece model; empty: train one on the data"},
       {"task.vocab", &task.vocab, "pieces to train; 0: the task's own", {}, kCount},
       {"task.length", &task.length, "longest sequence in tokens; 0: the task's own", {}, kCount},
+      {"task.valid", &task.valid,
+       "train: hold validation out of training where it would be the test; empty: let it be"},
       {"task.sort_symbols", &task.sort_symbols, "sort: different symbols", {}, kPositiveCount},
       {"task.sort_train_max",
        &task.sort_train_max,

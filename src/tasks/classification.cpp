@@ -39,7 +39,7 @@ class ClassificationTask final : public Task {
  public:
   explicit ClassificationTask(const TaskConfig& config) {
     const bool bytes = use_bytes(config, false);
-    data_.corpus = find_corpus(config.name, config.data);
+    data_.corpus = find_corpus(config);
     if (data_.corpus.labels.empty()) data_.corpus.labels = training_labels(data_.corpus);
     data_.tokenizer = open_tokenizer(config, data_.corpus, bytes, 8000);
     codec_ = make_class_codec(config, data_.tokenizer);

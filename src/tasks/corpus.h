@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "tasks/files.h"
+#include "tasks/task.h"
 
 namespace sinkhorn::tasks {
 
@@ -68,7 +69,7 @@ void read_pairs(const Source& source, const ItemSink& sink);  // SNLI and MultiN
 // two characters.
 int64_t cut_point(std::string_view text, int64_t offset);
 
-// Finds the layout of a task's data in a folder (or its parent).
-Corpus find_corpus(const std::string& task, const std::string& data);
+// Finds the layout of a task's data in config.data (or its parent).
+Corpus find_corpus(const TaskConfig& config);
 
 }  // namespace sinkhorn::tasks

@@ -13,7 +13,7 @@ class LanguageTask : public Task {
   explicit LanguageTask(const TaskConfig& config) {
     const bool pixels = config.name == "pixels";
     const bool bytes = pixels || use_bytes(config, config.name == "text");
-    data_.corpus = find_corpus(config.name, config.data);
+    data_.corpus = find_corpus(config);
     data_.tokenizer = open_tokenizer(config, data_.corpus, bytes, 32000);
     packing_ = {
         .length = row_length(config, pixels, bytes), .end_tokens = !pixels, .count_words = !bytes};

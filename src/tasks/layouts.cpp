@@ -118,11 +118,30 @@ std::optional<Path> find_root(const Layout& layout, const Path& data) {
   return std::nullopt;
 }
 
-// A split without files is stood in for by the other of validation and test.
-void stand_in(Corpus& corpus) {
+// Validation is held out of training; the test is what files there are of either.
+void hold_out(Corpus& corpus) {
+  auto& [train, valid, test] = corpus.sources;
+  if (test.empty() && valid.empty()) {
+    throw UsageError("task.valid: train: no test file beside " + corpus.describe(Split::kTrain) +
+                     "; expected one, since the test would be held out of training, too");
+  }
+  if (test.empty()) {
+    test = std::move(valid);
+    corpus.full_size[2] = corpus.full_size[1];
+  }
+  valid.clear();
+  corpus.full_size[1] = 0;
+  corpus.held_out = true;
+}
+
+// A split without files is stood in for by the other of validation and test, or validation by
+// training.
+void stand_in(Corpus& corpus, bool from_training) {
   auto& valid = corpus.sources[1];
   auto& test = corpus.sources[2];
-  if (test.empty()) {
+  if (from_training && (test.empty() || (valid.empty() && !corpus.held_out))) {
+    hold_out(corpus);
+  } else if (test.empty()) {
     test = valid;
     corpus.full_size[2] = corpus.full_size[1];
     corpus.note = "test is the validation split";
@@ -133,7 +152,7 @@ void stand_in(Corpus& corpus) {
   }
 }
 
-Corpus open_layout(const Layout& layout, const Path& root) {
+Corpus open_layout(const Layout& layout, const Path& root, bool from_training) {
   Corpus corpus{layout.name,   layout.format,    {}, layout.held_out,
                 layout.labels, layout.full_size, ""};
   const auto missing = [&](const Part& part) {
@@ -149,11 +168,11 @@ Corpus open_layout(const Layout& layout, const Path& root) {
   }
   // Validation and test may stand in for one another.
   if (corpus.sources[1].empty() && corpus.sources[2].empty()) missing(layout.parts.back());
-  stand_in(corpus);
+  stand_in(corpus, from_training);
   return corpus;
 }
 
-Corpus find_published(const std::string& task, const Path& data) {
+Corpus find_published(const std::string& task, const Path& data, bool from_training) {
   std::vector<std::pair<const Layout*, Path>> found;
   std::vector<std::string> expected;
   for (const Layout& layout : layouts()) {
@@ -172,7 +191,7 @@ Corpus find_published(const std::string& task, const Path& data) {
     throw UsageError("task.data: " + data.string() + " holds more than one data set; expected " +
                      join(roots));
   }
-  return open_layout(*found[0].first, found[0].second);
+  return open_layout(*found[0].first, found[0].second, from_training);
 }
 
 std::optional<Split> named_split(const std::string& name) {
@@ -204,7 +223,7 @@ void split_by_bytes(Corpus& corpus) {
   corpus.note = "validation and test are the last two twentieths of the text";
 }
 
-Corpus find_text(const Path& data) {
+Corpus find_text(const Path& data, bool from_training) {
   Corpus corpus{data.filename().string(), read_text, {}, false, {}, {}, ""};
   if (fs::is_regular_file(data)) {
     corpus.sources[0] = {{data}};
@@ -225,7 +244,7 @@ Corpus find_text(const Path& data) {
   if (corpus.sources[1].empty() && corpus.sources[2].empty()) {
     split_by_bytes(corpus);
   } else {
-    stand_in(corpus);
+    stand_in(corpus, from_training);
   }
   return corpus;
 }
@@ -235,7 +254,7 @@ const std::array<std::vector<std::string>, 3> kOwnFiles{
     {"valid.tsv", "valid.jsonl", "dev.tsv", "dev.jsonl"},
     {"test.tsv", "test.jsonl"}};
 
-Corpus find_own(const Path& data) {
+Corpus find_own(const Path& data, bool from_training) {
   Corpus corpus{data.filename().string(), read_labelled, {}, false, {}, {}, ""};
   if (fs::is_regular_file(data)) {
     corpus.sources[0] = {{data}};
@@ -250,7 +269,7 @@ Corpus find_own(const Path& data) {
     fail(data, 0, "no training file here; expected " + join(kOwnFiles[0]));
   }
   corpus.held_out = corpus.sources[1].empty();
-  stand_in(corpus);
+  stand_in(corpus, from_training);
   return corpus;
 }
 
@@ -288,7 +307,11 @@ void report_sources(const Corpus& corpus, DataReport& report) {
 
 }  // namespace
 
-Corpus find_corpus(const std::string& task, const std::string& data) {
+Corpus find_corpus(const TaskConfig& config) {
+  const std::string &task = config.name, &data = config.data;
+  if (!config.valid.empty() && config.valid != "train") {
+    throw UsageError("task.valid: '" + config.valid + "'; expected train, or nothing");
+  }
   if (data.empty()) {
     throw UsageError("task.data: empty; expected the folder of task " + task + "'s data");
   }
@@ -296,9 +319,10 @@ Corpus find_corpus(const std::string& task, const std::string& data) {
   if (!fs::exists(data, error)) fail(data, 0, "no such file or folder; expected task.data there");
   Path root = fs::absolute(data).lexically_normal();
   if (root.filename().empty()) root = root.parent_path();  // a trailing slash
-  if (task == "text") return find_text(root);
-  if (task == "classify") return find_own(root);
-  return find_published(task, root);
+  const bool from_training = config.valid == "train";
+  if (task == "text") return find_text(root, from_training);
+  if (task == "classify") return find_own(root, from_training);
+  return find_published(task, root, from_training);
 }
 
 DataReport check_data(const TaskConfig& config) {
@@ -322,7 +346,7 @@ DataReport check_data(const TaskConfig& config) {
     if (some ? holds_some(layout) : layout.task == config.name) report_layout(layout, data, report);
   }
   try {
-    const Corpus corpus = find_corpus(config.name, config.data);
+    const Corpus corpus = find_corpus(config);
     report.complete = true;
     if (!published) report_sources(corpus, report);
     report.lines.push_back("usable: " + corpus.name +

@@ -18,6 +18,9 @@ struct TaskConfig {
   std::string tokenizer;        // a SentencePiece model to use; "": train one on the training data
   int64_t vocab = 0;            // pieces to train; 0: the task's own (lm, text 32000, others 8000)
   int64_t length = 0;           // longest sequence in tokens; 0: the task's own
+  // train: where validation and test would be the same files, validation is held out of training,
+  // so that what is chosen by it can be tested by the other. "": they are the same, and noted.
+  std::string valid;
   int64_t sort_symbols = 512;
   int64_t sort_train_max = 256;  // longest list in training; tests go to sort_test_max
   int64_t sort_test_max = 512;

@@ -110,6 +110,13 @@ TEST_F(ErrorsTest, Usage) {
   TaskConfig c = config("classify");
   c.length = 1;
   EXPECT_HAS(message_of([&] { make_task(c); }), "task.length: 1; expected 2 or more");
+  c = config("classify");
+  c.valid = "test";
+  EXPECT_HAS(message_of([&] { make_task(c); }), "task.valid: 'test'; expected train");
+  c.valid = "train";
+  std::filesystem::remove(root_ / "data/valid.tsv");
+  std::filesystem::remove(root_ / "data/test.tsv");
+  EXPECT_HAS(message_of([&] { make_task(c); }), "task.valid: train: no test file beside");
   c = config("sort");
   c.sort_symbols = 0;
   EXPECT_HAS(message_of([&] { make_task(c); }), "task.sort_symbols: 0; expected 1 to");

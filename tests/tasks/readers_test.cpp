@@ -1,5 +1,6 @@
 // Every published layout, in small.
 #include <algorithm>
+#include <set>
 
 #include "support.h"
 #include "tasks/corpus.h"
@@ -37,7 +38,7 @@ TEST_F(TaskTest, TextKeepsNeighboursTogetherAndLosesNothing) {
   for (int i = 0; i < 400; ++i) book += "line " + std::to_string(i) + " — of a book\n\n";
   TaskConfig c = config("text", "auto");
   c.data = write("book.txt", book);
-  const Corpus corpus = find_corpus("text", c.data);
+  const Corpus corpus = find_corpus(c);
   std::string all, held;
   for (const Split split : kSplits) {
     corpus.read(split, [&](const Item& item) {
@@ -127,6 +128,46 @@ TEST_F(TaskTest, Sst2) {
   EXPECT_EQ(examples(*task, "test"), examples(*task, "valid"));
   EXPECT_HAS(task->info().data_note, "train is a subset: 2 of 67349");
   EXPECT_HAS(task->info().data_note, "test is the validation split");
+}
+
+// What is tuned on validation must be tested on something else.
+TEST_F(TaskTest, ValidationIsHeldOutOfTrainingWhereItWouldBeTheTest) {
+  std::string lines = "sentence\tlabel\n";
+  for (int i = 0; i < 200; ++i) lines += "text " + std::to_string(i) + "\t1\n";
+  write("SST-2/train.tsv", lines);
+  write("SST-2/dev.tsv", "sentence\tlabel\ncharming\t1\n");
+  TaskConfig c = config("sentiment");
+  c.valid = "train";
+  const auto task = make_task(c);
+  EXPECT_EQ(examples(*task, "test"), (Examples{{"charming", "1"}}));
+  std::set<std::string> held, all;
+  for (const auto& [text, label] : examples(*task, "valid")) held.insert(text);
+  EXPECT_GE(held.size(), 3u);
+  EXPECT_FALSE(held.contains("charming"));
+  const auto train = task->train({.rows = 1});
+  for (Batch batch; all.size() + held.size() < 200;) {
+    ASSERT_TRUE(train->next(batch));
+    all.insert(task->text(input_row(batch, 0)));
+  }
+  for (const std::string& text : held) EXPECT_FALSE(all.contains(text)) << text;
+  EXPECT_HAS(task->info().data_note, "valid (held out of training), 1 test");
+  EXPECT_EQ(task->info().data_note.find("test is the"), std::string::npos);
+}
+
+TEST_F(TaskTest, ValidationOfItsOwnStays) {
+  write_own(10);
+  TaskConfig c = config("classify");
+  c.valid = "train";
+  EXPECT_EQ(examples(*make_task(c), "valid"), (Examples{{"good", "even"}}));
+  write_lm(100);
+  c = config("lm");
+  std::filesystem::remove(
+      root_ / "data/heldout-monolingual.tokenized.shuffled/news.en.heldout-00001-of-00050");
+  c.valid = "train";
+  const auto task = make_task(c);
+  EXPECT_HAS(task->text(target_stream(*task->eval("valid", {.rows = 2}))), "sentence number");
+  EXPECT_EQ(task->text(target_stream(*task->eval("test", {.rows = 2}))),
+            "a test .\nof two lines .");
 }
 
 TEST_F(TaskTest, SstTreesAreBinary) {
