@@ -76,20 +76,22 @@ class Rounding : public ::testing::TestWithParam<NamedAttention> {
  protected:
   // Errors of the cached and of the full pass against float64, over prompts and positions.
   void expect_rounding(const nn::Context& context, double ratio, double floor) {
-    const auto model = filled_model<LanguageModel>(small_config({}, GetParam().second), at::kFloat);
-    const auto exact = in_type(*model, at::kDouble);
+    const auto exact = in_type(*model_, at::kDouble);
     double cached_error = 0, full_error = 0, largest = 0;
     for (const uint64_t seed : {1, 2, 3}) {
       const at::Tensor ids = random_ids(3, kLength, seed);
       const at::Tensor truth = full_logits(*exact, ids);
-      Decoder decoder(model, {.batch = 3, .compute = context.compute});
-      full_error += rms(full_logits(*model, ids, context) - truth);
+      Decoder decoder(model_, {.batch = 3, .compute = context.compute});
+      full_error += rms(full_logits(*model_, ids, context) - truth);
       cached_error += rms(cached_logits(decoder, ids, 6) - truth.slice(1, 5));
       largest = std::max(largest, truth.abs().max().item<double>());
     }
     EXPECT_GT(full_error, 0);
     EXPECT_LE(cached_error, ratio * full_error + floor * largest);
   }
+
+  std::shared_ptr<LanguageModel> model_ =
+      filled_model<LanguageModel>(small_config({}, GetParam().second), at::kFloat);
 };
 
 TEST_P(Rounding, Float32) { expect_rounding({}, 1.5, 3e-8); }
@@ -98,6 +100,18 @@ TEST_P(Rounding, Bfloat16Products) {
   nn::Context context;
   context.compute = at::kBFloat16;
   expect_rounding(context, 2.0, 0.0);
+}
+
+// As an export keeps them: matrices in bfloat16, norms and biases in float32.
+TEST_P(Rounding, Bfloat16Weights) {
+  for (at::Tensor& p : model_->parameters()) {
+    if (p.dim() >= 2) p.set_data(p.to(at::kBFloat16));
+  }
+  nn::Context context;
+  for (const auto type : {at::kBFloat16, at::kFloat}) {
+    context.compute = type;
+    expect_rounding(context, type == at::kFloat ? 1.5 : 2.0, 3e-8);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Some, Rounding, ::testing::ValuesIn(typed_kinds()), test_name);
