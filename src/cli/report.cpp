@@ -47,8 +47,10 @@ std::vector<fs::path> list(const fs::path& folder, Found& found) {
 
 bool is_run(const fs::path& folder) {
   std::error_code ignored;
-  return fs::exists(folder / "config.ini", ignored) || fs::exists(folder / "log.jsonl", ignored) ||
-         fs::is_directory(folder / "checkpoints", ignored);
+  for (const char* name : {"config.ini", "log.jsonl", "checkpoints", "reproduce.ini"}) {
+    if (fs::exists(folder / name, ignored)) return true;
+  }
+  return false;
 }
 
 // Looks through a folder, not into its runs, hidden folders or links to folders.
@@ -91,6 +93,22 @@ Found find_all(const std::vector<fs::path>& places) {
   return found;
 }
 
+// A run's own configuration; an Error, which says what to do, where it is missing or not whole.
+train::RunConfig config_of(const fs::path& run) {
+  const std::string remedy = "; train it again, or remove the folder";
+  const fs::path path = run / "config.ini";
+  if (!fs::exists(path)) throw Error("half a run, without its config.ini" + remedy);
+  // The last section: without it what is missing would be taken for the defaults.
+  if (models::read_text(path).find("\n[train]\n") == std::string::npos) {
+    throw Error(path.string() + ": breaks off" + remedy);
+  }
+  try {
+    return read_config(path, {{"train.run", run.string()}, {"train.device", "auto"}});
+  } catch (const Error& error) {
+    throw Error(error.what() + std::string("; cut off, or another version's") + remedy);
+  }
+}
+
 class Gatherer {
  public:
   explicit Gatherer(const ReportOptions& options) : options_(options) {}
@@ -118,9 +136,7 @@ class Gatherer {
   void add_run(const std::string& name, const fs::path& folder) {
     train::RunConfig config;
     try {
-      if (!fs::exists(folder / "config.ini")) throw Error("half-written: it has no config.ini");
-      config = read_config(folder / "config.ini",
-                           {{"train.run", folder.string()}, {"train.device", "auto"}});
+      config = config_of(folder);
     } catch (const Error& error) {
       problem(folder, error.what());
       return;
@@ -215,8 +231,8 @@ class Gatherer {
     try {
       const auto trained = read_config(folder / "config.ini", {});
       run.device = device_words(folder, trained.train.device);
-    } catch (const Error&) {
-      run.device = "";  // only a fact less: no environment.json
+    } catch (const std::exception&) {
+      run.device = "";  // only a fact less: environment.json is missing or not whole
     }
   }
 
@@ -226,7 +242,8 @@ class Gatherer {
       run.opened = true;
       run.parameters = look.inspection.parameter_count;
       run.data_note = look.data_note;
-      run.input = look.inspection.input;
+      run.input = std::move(look.inspection.input);
+      run.input_image = std::move(look.inspection.input_image);
       run.sorts = std::move(look.inspection.sorts);
       run.samples = std::move(look.samples);
     } catch (const std::exception& error) {  // Torch's own, too
@@ -254,11 +271,19 @@ std::string written_words() {
   return words;
 }
 
-int run_report(const ReportOptions& options) {
-  const fs::path folder = options.out.has_parent_path() ? options.out.parent_path() : ".";
+void check_out(const fs::path& out) {
+  const fs::path folder = out.has_parent_path() ? out.parent_path() : ".";
   if (!fs::is_directory(folder)) {
     throw UsageError(folder.string() + ": no such folder for the report; make it first");
   }
+  if (fs::is_directory(out)) {
+    throw UsageError("--out: " + out.string() + " is a folder; name the page's file");
+  }
+  const models::AtomicFile attempt(out);  // throws now what would be thrown after all the work
+}
+
+int run_report(const ReportOptions& options) {
+  check_out(options.out);
   const Found found = find_all(options.places);
   Gatherer gatherer(options);
   for (const auto& [place, reason] : found.problems) gatherer.problem(place, reason);

@@ -5,6 +5,8 @@
 #include <cmath>
 #include <cstdio>
 
+#include "report/figure.h"
+
 namespace sinkhorn::report {
 namespace {
 
@@ -84,7 +86,7 @@ std::string shortened(std::string_view text, size_t most) {
 }
 
 std::string fixed(double value, int digits) {
-  if (!std::isfinite(value)) return std::isnan(value) ? "not a number" : "infinite";
+  if (!std::isfinite(value)) return with_minus(not_finite(value));
   const std::string text = formatted("%.*f", value, digits);
   return is_zero(text) ? formatted("%.*f", 0, digits) : with_minus(text);
 }
@@ -140,6 +142,12 @@ std::string base64(std::string_view data) {
     }
   }
   return text;
+}
+
+std::string picture(const Image& image, int scale, const std::string& description) {
+  return "<img class=\"pixels\" width=\"" + std::to_string(image.width * scale) + "\" height=\"" +
+         std::to_string(image.height * scale) + "\" alt=\"" + escape(description) +
+         "\" src=\"data:image/png;base64," + base64(encode_png(image)) + "\">";
 }
 
 }  // namespace sinkhorn::report

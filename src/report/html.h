@@ -5,6 +5,8 @@
 #include <string>
 #include <string_view>
 
+#include "report/png.h"
+
 namespace sinkhorn::report {
 
 // Safe in HTML text and in quoted attributes. What is not UTF-8, and control characters other than
@@ -24,5 +26,8 @@ std::string with_unit(int64_t count, const std::string& one);  // "1 run", "2 ru
 std::string significant(double value);                         // four digits, for axes and hovering
 
 std::string base64(std::string_view data);
+
+// A picture within the page, `scale` screen pixels for each of its own, sharp-edged.
+std::string picture(const Image& image, int scale, const std::string& description);
 
 }  // namespace sinkhorn::report

@@ -62,7 +62,26 @@ void check_values(const std::vector<float>& values, int64_t rows, int64_t column
               std::to_string(values.size()) + " values");
 }
 
+// The bytes of a PNG file; `palette`: the colours, where the format has one.
+std::string encode(png_image header, const uint8_t* pixels, const uint8_t* palette) {
+  png_alloc_size_t size = 0;
+  const auto write = [&](void* into) {
+    if (png_image_write_to_memory(&header, into, &size, 0, pixels, 0, palette)) return;
+    throw Error(std::string("a picture cannot be encoded: ") + header.message);
+  };
+  write(nullptr);  // the size alone
+  std::string encoded(size, '\0');
+  write(encoded.data());
+  encoded.resize(size);
+  return encoded;
+}
+
 }  // namespace
+
+std::string encode_png(const Image& image) {
+  check_size(image);
+  return encode(header_of(image.width, image.height, PNG_FORMAT_RGB), image.rgb.data(), nullptr);
+}
 
 void write_png(const std::filesystem::path& path, const Image& image) {
   check_size(image);
@@ -100,19 +119,7 @@ std::string heat_map_png(const std::vector<float>& values, int64_t rows, int64_t
   }
   png_image header = header_of(columns, rows, PNG_FORMAT_RGB_COLORMAP);
   header.colormap_entries = kLevels;
-  png_alloc_size_t size = 0;
-  const auto encode = [&](void* into) {
-    return png_image_write_to_memory(&header, into, &size, 0, pixels.data(), 0, palette.data());
-  };
-  std::string encoded;
-  bool done = encode(nullptr) != 0;  // the size alone
-  if (done) {
-    encoded.resize(size);
-    done = encode(encoded.data()) != 0;
-  }
-  if (!done) throw Error(std::string("a picture cannot be encoded: ") + header.message);
-  encoded.resize(size);
-  return encoded;
+  return encode(header, pixels.data(), palette.data());
 }
 
 Image grid(const std::vector<Image>& images, int64_t columns, int64_t gap) {

@@ -13,6 +13,9 @@ struct Image {
   std::vector<uint8_t> rgb;  // [height, width, 3]
 };
 
+// The bytes of a PNG file.
+std::string encode_png(const Image& image);
+
 void write_png(const std::filesystem::path& path, const Image& image);
 
 // A matrix of shares in [0, 1] as a heat map, each entry `scale` pixels wide, dark = 0.

@@ -4,12 +4,15 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "report/figure.h"
 #include "sinkhorn/error.h"
 
 namespace sinkhorn::report {
 namespace {
 
 using nlohmann::json;
+
+constexpr const char* kRemedy = "; remove it, and `sinkhorn reproduce` makes it anew from its runs";
 
 // The value of a key that may be absent or null.
 template <typename T>
@@ -18,10 +21,16 @@ T value_or(const json& object, const char* key, T otherwise) {
   return found == object.end() || found->is_null() ? otherwise : found->get<T>();
 }
 
-std::optional<double> optional_number(const json& object, const char* key) {
+double figure_of(const json& value) {
+  const auto figure = read_figure(value);
+  if (!figure) throw Error("a figure is " + value.dump() + ", not a number");
+  return *figure;
+}
+
+std::optional<double> optional_figure(const json& object, const char* key) {
   const auto found = object.find(key);
   if (found == object.end() || found->is_null()) return std::nullopt;
-  return found->get<double>();
+  return figure_of(*found);
 }
 
 ResultColumn column_of(const json& object) {
@@ -37,9 +46,11 @@ ResultColumn column_of(const json& object) {
 ResultCell cell_of(const json& object) {
   ResultCell cell;
   if (object.is_null()) return cell;
-  cell.value = optional_number(object, "value");
-  cell.paper = optional_number(object, "paper");
-  cell.seeds = value_or(object, "seeds", std::vector<double>{});
+  cell.value = optional_figure(object, "value");
+  cell.paper = optional_figure(object, "paper");
+  for (const json& seed : value_or(object, "seeds", json::array())) {
+    cell.seeds.push_back(figure_of(seed));
+  }
   cell.steps = value_or<int64_t>(object, "steps", 0);
   cell.scale = value_or<std::string>(object, "scale", "");
   cell.data = value_or<std::string>(object, "data", "");
@@ -85,16 +96,13 @@ ResultTable table_of(const json& object) {
 
 std::optional<ResultTable> read_results(std::string_view text) {
   const json object = json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (object.is_discarded()) throw Error("not JSON, or it breaks off");
+  if (object.is_discarded()) throw Error("not JSON, or it breaks off" + std::string(kRemedy));
   if (!object.is_object() || !object.contains("table")) return std::nullopt;
   try {
     return table_of(object);
-  } catch (const json::exception& error) {
-    const std::string reason = error.what();  // "[json.exception.x.n] what is wrong"
-    const size_t end = reason.find("] ");
-    throw Error("not a table of results: " +
-                (end == std::string::npos ? reason : reason.substr(end + 2)));
+  } catch (const json::exception&) {  // a key is missing or of another kind
   }
+  throw Error("not a whole table of results" + std::string(kRemedy));
 }
 
 bool is_best(const ResultTable& table, size_t row, size_t column) {

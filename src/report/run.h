@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "report/png.h"
 #include "report/sorting.h"
 
 namespace sinkhorn::report {
@@ -23,6 +24,7 @@ struct Curve {
 struct Sample {
   struct Part {
     std::string name, text;
+    Image image = {};  // shown in place of the text where there is one
   };
   std::vector<Part> parts;  // what was read, what was wanted, what the model said
   bool judged = false;      // the last part is right or wrong against the one before it
@@ -43,6 +45,7 @@ struct Run {
   double tokens_per_second = 0;  // median over the run; 0: not known
   double peak_memory = 0;        // bytes
   std::string input;             // the example that the matrices are of
+  Image input_image;             // the same where it is one
   std::vector<SortMatrix> sorts;
   bool opened = false;  // whether the model could be opened for matrices and samples
   std::vector<Sample> samples;

@@ -9,6 +9,7 @@ namespace sinkhorn::report {
 namespace {
 
 constexpr size_t kMostCharacters = 600;  // of one part of a sample
+constexpr int kPixel = 4;                // of a picture's pixels, on the screen
 
 std::vector<std::string> words_of(const std::string& text) {
   std::istringstream stream(text);
@@ -39,6 +40,10 @@ std::string sample_html(const Sample& sample) {
     if (last && sample.judged) {
       html += sample.right ? " <span class=\"right\">right</span>"
                            : " <span class=\"wrong\">wrong</span>";
+    }
+    if (part.image.width > 0) {
+      html += "</dt><dd>" + picture(part.image, kPixel, part.name) + "</dd>";
+      continue;
     }
     const bool mark = last && sample.judged && sample.words && !sample.right && i > 0 &&
                       part.text.size() <= kMostCharacters;

@@ -112,13 +112,18 @@ std::string summary_row(const Run& run) {
   return html + "</tr>";
 }
 
+std::string input_html(const Run& run) {
+  return run.input_image.width > 0 ? picture(run.input_image, 2, "the input")
+                                   : escape(shortened(run.input, 240));
+}
+
 std::string run_details(const Run& run, bool open) {
   return std::string("<details class=\"run\"") + (open ? " open" : "") + "><summary>" +
          escape(run.name) + " <span class=\"quiet\">" +
          with_unit(static_cast<int64_t>(run.sorts.size()), "head") + ", " +
          with_unit(run.sorts.front().blocks, "block") +
          "</span></summary><p class=\"input\"><span class=\"quiet\">input:</span> " +
-         escape(shortened(run.input, 240)) + "</p>" + layers_of(run) + "</details>";
+         input_html(run) + "</p>" + layers_of(run) + "</details>";
 }
 
 // The figures of a group's runs, then their pictures; "" where none sorts.

@@ -106,7 +106,7 @@ details details summary { font-size: .85rem; color: var(--quiet); margin-top: .7
 .input { font-size: .88rem; margin: .8rem 0 0; font-variant-numeric: tabular-nums; }
 .maps { display: grid; grid-template-columns: repeat(auto-fill, minmax(8.5rem, 1fr)); gap: 1.5rem; }
 .map { display: block; width: 100%; max-width: 12rem; height: auto; border-radius: 3px; }
-.map image, .key img { image-rendering: pixelated; }
+.map image, .key img, .pixels { image-rendering: pixelated; }
 .map rect { fill: #fff; opacity: 0; }
 .map rect:hover { opacity: .18; }
 .maps figcaption { font-size: .8rem; line-height: 1.5; margin-top: .45rem; color: var(--quiet);

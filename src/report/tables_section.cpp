@@ -70,9 +70,11 @@ std::string value_text(const ResultCell& cell, int digits) {
   if (cell.seeds.size() < 2) return text;
   std::string seeds;
   for (const double seed : cell.seeds) seeds += (seeds.empty() ? "" : ", ") + fixed(seed, digits);
-  return "<span title=\"" + with_unit(static_cast<int64_t>(cell.seeds.size()), "seed") + ": " +
-         seeds + "\">" + text + "</span> <span class=\"quiet\">\xC2\xB1" +
-         fixed(deviation(cell.seeds), digits) + "</span>";
+  text = "<span title=\"" + with_unit(static_cast<int64_t>(cell.seeds.size()), "seed") + ": " +
+         seeds + "\">" + text + "</span>";
+  if (!std::isfinite(*cell.value)) return text;
+  return text + " <span class=\"quiet\">\xC2\xB1" + fixed(deviation(cell.seeds), digits) +
+         "</span>";
 }
 
 std::string cell_html(const ResultCell& cell, const ResultColumn& column, const std::string& mark,
@@ -85,7 +87,8 @@ std::string cell_html(const ResultCell& cell, const ResultColumn& column, const 
   if (!paper) return html;
   html += "<td class=\"number quiet\">" + (cell.paper ? fixed(*cell.paper, column.digits) : kDash) +
           "</td><td class=\"number\">";
-  if (cell.value && cell.paper) html += signed_fixed(*cell.value - *cell.paper, column.digits);
+  const bool comparable = cell.value && cell.paper && std::isfinite(*cell.value);
+  if (comparable) html += signed_fixed(*cell.value - *cell.paper, column.digits);
   return html + "</td>";
 }
 

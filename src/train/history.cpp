@@ -1,12 +1,11 @@
 #include "train/history.h"
 
 #include <algorithm>
-#include <limits>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <sstream>
 
 #include "models/files.h"
+#include "report/figure.h"
 #include "sinkhorn/error.h"
 #include "train/events.h"
 
@@ -15,13 +14,6 @@ namespace {
 
 namespace fs = std::filesystem;
 using json = nlohmann::ordered_json;  // the task's own metric comes first
-
-constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
-
-std::optional<double> number(const json& value) {
-  if (value.is_number()) return value.get<double>();
-  return value.is_string() ? std::optional<double>(kNan) : std::nullopt;  // "NaN", "Infinity"
-}
 
 class LogReader {
  public:
@@ -48,7 +40,7 @@ class LogReader {
  private:
   void add_point(const std::string& split, const std::string& name, double step,
                  const json& value) {
-    const auto figure = number(value);
+    const auto figure = report::read_figure(value);
     if (!figure) return;
     const auto found = std::find_if(
         history.curves.begin(), history.curves.end(),

@@ -4,13 +4,13 @@
 
 #include <algorithm>
 #include <charconv>
-#include <cmath>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <string_view>
 #include <system_error>
 
 #include "models/files.h"
+#include "report/figure.h"
 #include "sinkhorn/error.h"
 #include "train/events.h"
 
@@ -75,17 +75,11 @@ bool reads_back(const fs::path& path) {
   }
 }
 
-nlohmann::ordered_json number(double value) {
-  if (std::isnan(value)) return "NaN";
-  if (std::isinf(value)) return value > 0 ? "Infinity" : "-Infinity";
-  return value;
-}
-
 // {"step":..,"loss":..} for training, {"step":..,"eval":{..}} for other kinds.
 std::string line_of(const std::string& kind, int64_t step, const RunFolder::Figures& figures) {
   nlohmann::ordered_json line = {{"step", step}};
   nlohmann::ordered_json& place = kind == "train" ? line : line[kind];
-  for (const auto& [name, value] : figures) place[name] = number(value);
+  for (const auto& [name, value] : figures) place[name] = report::figure_json(value);
   return line.dump(-1, ' ', false, json::error_handler_t::replace) + '\n';
 }
 

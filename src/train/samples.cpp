@@ -1,6 +1,8 @@
 #include "train/samples.h"
 
+#include <ATen/ops/arange.h>
 #include <ATen/ops/argmax.h>
+#include <ATen/ops/matmul.h>
 #include <ATen/ops/softmax.h>
 
 #include <algorithm>
@@ -15,6 +17,8 @@ namespace {
 
 constexpr int64_t kMostCounted = 20000;  // rows looked at to spread the examples
 constexpr int64_t kLongestBeginning = 128, kLongestContinuation = 48;  // tokens
+
+constexpr int64_t kImageWidth = 32;  // pixels of three values
 
 using Ids = std::vector<int32_t>;
 
@@ -100,7 +104,39 @@ report::Sample continued(OpenRun& run, const tasks::Batch& batch) {
            {"goes on, says the model", run.task->text(said)}}};
 }
 
+report::Image raster(const std::vector<uint8_t>& values) {
+  return {kImageWidth, static_cast<int64_t>(values.size()) / (3 * kImageWidth), values};
+}
+
+// The mean of each value as the model sees it coming: one pass, where continuing an image would
+// take as many as it has values.
+report::Sample foreseen(OpenRun& run, const tasks::Batch& batch) {
+  const at::Tensor scores =
+      run.model->logits(to_device(make_input(batch, false), run.device), run.context);
+  const at::Tensor shares =
+      at::softmax(scores[0].slice(1, tasks::kFirstByte).to(at::kCPU, at::kDouble), -1);
+  const at::Tensor means =
+      at::matmul(shares, at::arange(shares.size(1), shares.options())).round().to(at::kByte);
+  const uint8_t* first = means.data_ptr<uint8_t>();
+  return {{{"image", "", image_of(batch)},
+           {"each value as the model expects it from those before", "",
+            raster({first, first + batch.target_length})}}};
+}
+
 }  // namespace
+
+bool is_image(const tasks::Task& task, const tasks::Batch& batch) {
+  return task.info().metric == "bits_per_dim" && batch.target_length % (3 * kImageWidth) == 0;
+}
+
+report::Image image_of(const tasks::Batch& batch) {
+  std::vector<uint8_t> values;
+  for (int64_t t = 0; t < batch.target_length; ++t) {
+    const int32_t id = batch.target[static_cast<size_t>(t)];
+    values.push_back(static_cast<uint8_t>(std::max(0, id - tasks::kFirstByte)));
+  }
+  return raster(values);
+}
 
 std::vector<tasks::Batch> spread_examples(tasks::Task& task, int64_t count, uint64_t seed) {
   tasks::BatchConfig one;
@@ -128,6 +164,7 @@ report::Sample sample_of(OpenRun& run, const tasks::Batch& batch) {
     case tasks::ModelKind::kClassifier: return classified(run, batch);
     case tasks::ModelKind::kLanguageModel: break;
   }
+  if (is_image(*run.task, batch)) return foreseen(run, batch);
   const auto end = batch.target.begin() + batch.lengths[0];
   const bool all_asked = std::find(batch.target.begin(), end, tasks::kPad) == end;
   return all_asked ? continued(run, batch) : answered(run, batch);

@@ -99,6 +99,7 @@ Inspection inspect_open(OpenRun& run, const tasks::Batch& batch) {
     result.parameters.emplace_back(item.key(), shape.str());
   }
   result.input = run.task->text({batch.input.begin(), batch.input.begin() + batch.lengths[0]});
+  if (is_image(*run.task, batch)) result.input_image = image_of(batch);
   result.sorts = sorts_of(run, batch);
   return result;
 }

@@ -28,6 +28,7 @@ struct Inspection {
   int64_t step = 0, parameter_count = 0;
   std::vector<std::pair<std::string, std::string>> parameters;  // name, shape
   std::string input;                                            // as a person reads it
+  report::Image input_image;                                    // where it is one
   std::vector<report::SortMatrix> sorts;
 };
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import shutil
@@ -11,7 +12,7 @@ from typing import Any, Iterator
 import pytest
 from browser import Browser, find_browser
 from cli_program import output, refusal, run
-from train_program import classify_task, sort_task, text_task, train
+from train_program import SMALL, classify_task, sort_task, text_task, train
 
 HOSTILE = "<script>alert('x')</script>"
 PHONE = 390  # CSS pixels
@@ -217,7 +218,8 @@ def test_runs_are_named_by_the_rows_of_their_table(runs: Path, tmp_path: Path) -
     for place in ("a.base/seed1", "b/seed1", "b/seed2", "b/tune/t0.5", "other"):
         shutil.copytree(sort, tmp_path / "table1" / place)
     config = tmp_path / "table1" / "other" / "config.ini"
-    config.write_text(config.read_text().replace('columns = "auto"', 'columns = "full"'))
+    config.write_text(re.sub(r'(\[decoder\][^\[]*columns = )"\w+"', r'\1"full"',
+                             config.read_text()))
     results = table()
     results["rows"][0]["cells"][0]["run"] = "table1/a.base/seed1"
     results["rows"][1]["cells"][0]["run"] = "table1/b/seed2"
@@ -244,6 +246,17 @@ def test_what_cannot_be_read_is_said_and_left_out(runs: Path, tmp_path: Path) ->
     shutil.copytree(good, tmp_path / "unfinished")
     shutil.rmtree(tmp_path / "unfinished" / "checkpoints")
     (tmp_path / "unfinished" / "log.jsonl").write_text('{"step": 2, "loss": 3.0}\n')
+    (tmp_path / "begun").mkdir()
+    (tmp_path / "begun" / "reproduce.ini").write_text("")
+    shutil.copytree(tmp_path / "unfinished", tmp_path / "new")
+    (tmp_path / "new" / "log.jsonl").unlink()
+    (tmp_path / "new" / "environment.json").write_text('{"cuda:0": 3')
+    for file in (tmp_path / "new").glob("events*"):
+        file.unlink()
+    for name, end in (("cut", 200), ("odd", -1)):
+        shutil.copytree(tmp_path / "unfinished", tmp_path / name)
+        config = tmp_path / name / "config.ini"
+        config.write_text(config.read_text()[:end] + ("" if end > 0 else "x"))
     (tmp_path / "cut.json").write_text('{"table": "table1", "rows": [')
     short = table()
     short["rows"][0]["cells"].pop()
@@ -253,16 +266,23 @@ def test_what_cannot_be_read_is_said_and_left_out(runs: Path, tmp_path: Path) ->
     assert done.returncode == 0, done.stderr
     lines = sorted(line.removeprefix("sinkhorn: ") for line in done.stderr.splitlines())
     assert lines == sorted([
-        f"{tmp_path}/cut.json: not JSON, or it breaks off",
+        f"{tmp_path}/cut.json: not JSON, or it breaks off; remove it, and `sinkhorn reproduce` "
+        "makes it anew from its runs",
         f'{tmp_path}/short.json: row "Transformer" has 1 cells for 2 columns',
         f"{good}: log.jsonl: line {len((good / 'log.jsonl').read_text().splitlines())} "
         "cannot be read; left out",
-        f"{tmp_path}/half: half-written: it has no config.ini",
+        f"{tmp_path}/half: half a run, without its config.ini; train it again, or remove the folder",
+        f"{tmp_path}/begun: half a run, without its config.ini; train it again, or remove the folder",
+        f"{tmp_path}/cut/config.ini: breaks off; train it again, or remove the folder",
+        f'{tmp_path}/odd/config.ini: train.greedy: "falsex" is neither true nor false; cut off, or '
+        "another version's; train it again, or remove the folder",
+        f"{tmp_path}/new: no log.jsonl yet: no curves",
+        f"{tmp_path}/new: has no newest checkpoint yet; no matrices and samples of it",
         f"{tmp_path}/unfinished: has no newest checkpoint yet; no matrices and samples of it",
     ]), done.stderr
     text = page.read_text()
     for line in lines:
-        assert line.replace('"', "&quot;") in text
+        assert line.replace('"', "&quot;").replace("'", "&#39;") in text
     assert "2 runs" in text
 
 
@@ -279,3 +299,31 @@ def test_commands_that_cannot_be_meant(tmp_path: Path) -> None:
     assert refusal("report") == "PLACE is required"
     assert refusal("report", tmp_path, "-o", missing / "page.html") == (
         f"{missing}: no such folder for the report; make it first")
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    assert refusal("report", tmp_path, "-o", folder) == (
+        f"--out: {folder} is a folder; name the page's file")
+    said = refusal("report", tmp_path, "-o", "/proc/page.html", code=1)
+    assert said.startswith("/proc/page.html.") and "cannot open for writing" in said
+
+
+def test_pixels_are_shown_as_pictures(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    for name, count in (("data_batch_1", 30), ("test_batch", 2)):
+        (data / f"{name}.bin").write_bytes(b"".join(
+            bytes([n % 10]) + bytes((n * 40 + i) % 256 for i in range(3072)) for n in range(count)))
+    folder = tmp_path / "run"
+    train(folder, SMALL | {"task.name": "pixels", "task.data": data, "task.cache": tmp_path / "cache",
+                           "attention.block": 256, "train.steps": 1, "train.batch": 1,
+                           "train.test_batches": 1, "train.eval_batches": 1})
+    page = tmp_path / "page.html"
+    output("report", folder, "-o", page, "--samples", "2")
+    text = page.read_text()
+    samples = text.split('id="samples"')[1]
+    pictures = re.findall(r'<dd><img class="pixels" width="128" height="128"[^>]*'
+                          r'src="data:image/png;base64,([^"]*)"', samples)
+    assert len(pictures) == 4 and len(set(pictures)) == 4
+    assert base64.b64decode(pictures[0]).startswith(b"\x89PNG")
+    assert not re.search(r"\d+ \d+ \d+ \d+", re.sub(r"<[^>]*>", "", samples)), "no rows of numbers"
+    assert '<span class="quiet">input:</span> <img class="pixels"' in text

@@ -3,6 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <limits>
+
 namespace sinkhorn::report {
 namespace {
 
@@ -38,6 +41,8 @@ TEST(Numbers, AsAReaderWantsThem) {
             "\xE2\x88\x92"
             "1.0");
   EXPECT_EQ(fixed(-0.001, 2), "0.00");
+  EXPECT_EQ(fixed(std::numeric_limits<double>::infinity(), 2), "inf");
+  EXPECT_EQ(fixed(-std::nan(""), 2), "nan");
   EXPECT_EQ(signed_fixed(2.5, 1), "+2.5");
   EXPECT_EQ(signed_fixed(0, 2),
             "\xC2\xB1"

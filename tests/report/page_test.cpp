@@ -70,6 +70,21 @@ TEST(Samples, MarksTheWordsThatDiffer) {
   EXPECT_TRUE(contains(html, "wrong"));
 }
 
+TEST(Samples, ShowsImagesAsPictures) {
+  report::Run run = run_of(1, 2);
+  const Image image{2, 1, {255, 0, 0, 0, 0, 255}};
+  run.samples = {{{{"image", "", image}, {"model", "", image}}}};
+  run.input_image = image;
+  const std::string html = samples_section({run});
+  EXPECT_EQ(count(html,
+                  "<img class=\"pixels\" width=\"8\" height=\"4\" alt=\"image\" "
+                  "src=\"data:image/png;base64,iVBOR"),
+            1u)
+      << html;
+  EXPECT_EQ(count(html, "<img "), 2u);
+  EXPECT_TRUE(contains(sorting_section({run}), "<img class=\"pixels\" width=\"4\""));
+}
+
 TEST(Curves, RunsThatDoNotCompareHaveTheirOwnCharts) {
   report::Run other = run_of(0, 1);
   other.name = "other";

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <cmath>
+#include <fstream>
 #include <functional>
 
 #include "sinkhorn/error.h"
@@ -51,6 +52,15 @@ TEST(Png, ReadsBackToTheSamePixels) {
   EXPECT_EQ(back.width, 3);
   EXPECT_EQ(back.height, 2);
   EXPECT_EQ(back.rgb, image.rgb);
+}
+
+TEST(Png, EncodesTheBytesOfTheFile) {
+  const Image image{2, 2, {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}};
+  const std::filesystem::path path = temporary("-encoded.png");
+  std::ofstream(path, std::ios::binary) << encode_png(image);
+  EXPECT_EQ(read_back(path).rgb, image.rgb);
+  std::filesystem::remove(path);
+  EXPECT_NE(message_of([] { encode_png({2, 2, {1, 2, 3}}); }).find("2 x 2"), std::string::npos);
 }
 
 TEST(Png, NamesThePathItCannotWrite) {

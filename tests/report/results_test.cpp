@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+
+#include "report/sections.h"
 #include "sinkhorn/error.h"
 
 namespace sinkhorn::report {
@@ -54,15 +57,32 @@ TEST(Results, RanksAsPrintedAndNeverWhatLeaks) {
   EXPECT_TRUE(is_best(*table, 1, 1));
 }
 
+TEST(Results, ShowsAndNeverRanksWhatIsNotFinite) {
+  std::string text = kTable;
+  text.replace(text.find("9.96"), 4, "\"Infinity\"");
+  text.replace(text.find("\"seeds\": [10,"), 13, "\"seeds\": [\"NaN\",");
+  text.replace(text.find("10.04"), 5, "\"NaN\"");
+  const auto table = read_results(text);
+  ASSERT_TRUE(table.has_value());
+  EXPECT_TRUE(std::isnan(*table->rows[0].cells[0].value));
+  EXPECT_TRUE(std::isinf(*table->rows[1].cells[0].value));
+  EXPECT_FALSE(is_best(*table, 0, 0));
+  EXPECT_FALSE(is_best(*table, 1, 0));
+  const std::string html = tables_section({*table});
+  EXPECT_NE(html.find(">nan</span></td>"), std::string::npos) << html;
+  EXPECT_NE(html.find("<td class=\"number ours\">inf<"), std::string::npos) << html;
+}
+
 TEST(Results, OtherJsonIsNoTable) {
   EXPECT_FALSE(read_results("{}").has_value());
   EXPECT_FALSE(read_results("[1, 2]").has_value());
 }
 
 TEST(Results, SaysWhatIsWrong) {
-  EXPECT_EQ(message_of("{\"table\": \"x\", \"rows\""), "not JSON, or it breaks off");
-  EXPECT_NE(message_of("{\"table\": \"x\"}").find("columns"), std::string::npos);
-  EXPECT_NE(message_of("{\"table\": 3}").find("not a table of results"), std::string::npos);
+  const std::string remedy = "; remove it, and `sinkhorn reproduce` makes it anew from its runs";
+  EXPECT_EQ(message_of("{\"table\": \"x\", \"rows\""), "not JSON, or it breaks off" + remedy);
+  EXPECT_EQ(message_of("{\"table\": \"x\"}"), "not a whole table of results" + remedy);
+  EXPECT_EQ(message_of("{\"table\": 3}"), "not a whole table of results" + remedy);
   EXPECT_EQ(message_of(R"({"table": "x", "columns": [{"name": "a"}],
                            "rows": [{"name": "r", "cells": []}]})"),
             "row \"r\" has 0 cells for 1 columns");
