@@ -6,6 +6,7 @@
 
 #include <CLI/CLI.hpp>
 #include <atomic>
+#include <charconv>
 #include <csignal>
 #include <cstdio>
 #include <iostream>
@@ -17,6 +18,7 @@
 #include "reproduce/print.h"
 #include "sinkhorn/error.h"
 #include "train/attention_memory.h"
+#include "train/environment.h"
 
 namespace sinkhorn::cli {
 namespace {
@@ -113,15 +115,25 @@ int run_probe(const std::string& text, const std::string& device) {
   std::getline(words, probe.kind, ':');
   std::getline(words, length, ':');
   std::getline(words, block);
-  try {
-    probe.length = std::stoll(length);
-    probe.block = std::stoll(block);
-  } catch (const std::exception&) {
-    throw UsageError("--probe: \"" + text + "\" is not KIND:LENGTH:BLOCK");
+  const auto count = [](const std::string& word, int64_t& number) {
+    const char* end = word.data() + word.size();
+    const auto [stop, error] = std::from_chars(word.data(), end, number);
+    return error == std::errc() && stop == end && number >= 1;
+  };
+  if (!count(length, probe.length) || !count(block, probe.block)) {
+    throw UsageError("--probe: \"" + text + "\" is not KIND:LENGTH:BLOCK, numbers at least 1");
   }
   probe.device = device;
   std::cout << train::attention_memory(probe) << "\n";
   return 0;
+}
+
+void check_device(const std::string& device) {
+  try {
+    train::check_device(device);
+  } catch (const Error& error) {
+    throw UsageError(std::string("--") + error.what());  // device 'x'; expected ...
+  }
 }
 
 void check_word(const std::string& option, const std::string& word,
@@ -168,11 +180,12 @@ Command add_reproduce(CLI::App& program) {
       ->check(CLI::Range(int64_t{1}, int64_t{1000}))
       ->capture_default_str();
   app->add_flag("--tune", o.tune,
-                "pick temperature and iterations by short runs and the validation split first");
+                "pick temperature and iterations by short runs and held-out data first");
   app->add_option("--preset", o.preset, "paper: add the rows of the paper's literal formulas")
       ->type_name(choice_of(presets))
       ->capture_default_str();
-  app->add_option("--jobs", o.jobs, "runs at a time; 0: 4 on a GPU, 2 at smoke, else 1")
+  app->add_option("--jobs", o.jobs,
+                  "runs at a time; 0: what a GPU's free memory and the cores have room for")
       ->type_name("INT")
       ->check(CLI::Range(int64_t{0}, int64_t{1000}))
       ->capture_default_str();
@@ -188,6 +201,7 @@ Command add_reproduce(CLI::App& program) {
       "Runs lie in OUT/NAME/SCALE, results in OUT/NAME.SCALE.json. What is done is not run again;\n"
       "what was interrupted is resumed by the same command.");
   return {app, [all, presets] {
+            check_device(all->options.device);
             if (!all->probe.empty()) return run_probe(all->probe, all->options.device);
             check_word("--scale", all->options.scale, reproduce::kScales);
             check_word("--preset", all->options.preset, presets);

@@ -5,6 +5,8 @@
 
 #include "models/files.h"
 #include "sinkhorn/error.h"
+#include "tasks/files.h"
+#include "tasks/metrics.h"
 
 namespace sinkhorn::reproduce {
 
@@ -141,6 +143,26 @@ Table read_table(const fs::path& folder) {
   } catch (const Error& error) {
     throw Error(path.string() + ": " + error.what());
   }
+}
+
+Table find_table(const fs::path& configs, const std::string& name) {
+  const std::vector<std::string> names = table_names(configs);
+  if (names.empty()) {
+    throw UsageError(configs.string() + ": holds no table; expected the project's folder configs");
+  }
+  if (std::find(names.begin(), names.end(), name) != names.end()) {
+    return read_table(configs / name);
+  }
+  const auto distance = [&](const std::string& other) {
+    return tasks::edit_distance({name.begin(), name.end()}, {other.begin(), other.end()});
+  };
+  const std::string nearest =
+      *std::min_element(names.begin(), names.end(),
+                        [&](const auto& a, const auto& b) { return distance(a) < distance(b); });
+  const bool near =
+      distance(nearest) <= std::max<int64_t>(2, static_cast<int64_t>(name.size()) / 3);
+  throw UsageError("\"" + name + "\" is not one of " + tasks::join(names) +
+                   (near ? "; did you mean " + nearest + "?" : ""));
 }
 
 std::vector<fs::path> layers(const Table& table, const Row& row, const Variant& variant,

@@ -73,6 +73,9 @@ std::vector<std::string> table_names(const std::filesystem::path& configs);
 // included.
 Table read_table(const std::filesystem::path& folder);
 
+// The table, or UsageError with the names there are and the nearest.
+Table find_table(const std::filesystem::path& configs, const std::string& name);
+
 // The files of a run's configuration, the first one lowest.
 std::vector<std::filesystem::path> layers(const Table& table, const Row& row,
                                           const Variant& variant, const std::string& scale);

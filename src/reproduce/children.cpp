@@ -1,6 +1,7 @@
 #include "reproduce/children.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -9,6 +10,7 @@
 #include <cerrno>
 #include <chrono>
 #include <csignal>
+#include <cstdio>
 #include <cstring>
 #include <deque>
 #include <fstream>
@@ -25,6 +27,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr std::chrono::milliseconds kPoll{100};
+constexpr const char* kBegan = "$ sinkhorn";  // and the words, the first line of an attempt
 
 struct Running {
   size_t child;
@@ -52,9 +55,18 @@ pid_t start(const Child& child) {
   if (log < 0) {
     throw Error(child.log.string() + ": cannot be written: " + std::strerror(errno));
   }
+  // The child inherits the lock with its output, and holds it until it ends.
+  if (flock(log, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+    close(log);
+    throw Error("in use by another process; wait for it or stop it");
+  }
   const std::string program = own_program().string();
   std::vector<std::string> all = {program};
   all.insert(all.end(), child.words.begin(), child.words.end());
+  // So that the end of an earlier attempt is not taken for what this one says.
+  std::string line = kBegan;
+  for (const std::string& word : child.words) line += " " + word;
+  dprintf(log, "%s\n", line.c_str());
   std::vector<char*> words;
   for (std::string& word : all) words.push_back(word.data());
   words.push_back(nullptr);
@@ -111,24 +123,40 @@ class Pool {
     if (child.shares.empty() || ready_.contains(child.shares)) return false;
     for (const Running& r : running_) {
       if (children_[r.child].shares != child.shares) continue;
-      if (!last_line(children_[r.child].log).starts_with("step ")) return true;
+      if (!is_training(children_[r.child])) return true;
       ready_.insert(child.shares);
       return false;
     }
     return false;
   }
 
-  bool begin_one() {
+  bool has_room() {
     if (static_cast<int64_t>(running_.size()) >= at_once_) return false;
+    std::vector<size_t> running;
+    for (const Running& r : running_) running.push_back(r.child);
+    return running.empty() || watcher_.has_room(running);
+  }
+
+  bool begin_one() {
+    if (waiting_.empty() || !has_room()) return false;
     for (auto next = waiting_.begin(); next != waiting_.end(); ++next) {
       if (must_wait(children_[*next])) continue;
       const size_t child = *next;
-      running_.push_back({child, start(children_[child]), Clock::now()});
       waiting_.erase(next);
-      watcher_.began(child);
+      begin(child);
       return true;
     }
     return false;
+  }
+
+  void begin(size_t child) {
+    try {
+      running_.push_back({child, start(children_[child]), Clock::now()});
+      watcher_.began(child);
+    } catch (const Error& error) {
+      endings_[child] = {.code = 127, .last = error.what()};
+      watcher_.ended(child, endings_[child]);
+    }
   }
 
   void reap() {
@@ -144,6 +172,7 @@ class Pool {
       Ending& ending = endings_[r.child];
       ending.code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
       ending.last = last_line(children_[r.child].log);
+      if (ending.last.starts_with(kBegan)) ending.last.clear();  // it said nothing
       ending.seconds = std::chrono::duration<double>(Clock::now() - r.begin).count();
       ending.stopped = stop_ != 0 && ending.code == 128 + stop_;
       watcher_.ended(r.child, ending);
@@ -176,6 +205,8 @@ std::vector<Ending> run_children(const std::vector<Child>& children, int64_t at_
   std::signal(SIGCHLD, SIG_DFL);  // ignored, it would hide how children end
   return Pool(children, at_once, watcher, stop).run();
 }
+
+bool is_training(const Child& child) { return last_line(child.log).starts_with("step "); }
 
 std::string last_line(const fs::path& path) {
   std::ifstream file(path, std::ios::binary | std::ios::ate);

@@ -30,6 +30,11 @@ struct Ending {
 class Watcher {
  public:
   virtual ~Watcher() = default;
+  // Whether another may begin beside those that run; asked where there are some.
+  virtual bool has_room(const std::vector<size_t>& running) {
+    (void)running;
+    return true;
+  }
   virtual void began(size_t child) { (void)child; }
   // A few times a second, with the last line of every running child's log.
   virtual void watched(const std::vector<std::pair<size_t, std::string>>& running) {
@@ -38,8 +43,11 @@ class Watcher {
   virtual void ended(size_t child, const Ending& ending) { (void)child, (void)ending; }
 };
 
-// Runs all, at most `at_once` together, in order. When `stop` becomes a signal's number, running
-// children get that signal, and no other begins.
+// Whether a child's log says that it trains.
+bool is_training(const Child& child);
+
+// Runs all, at most `at_once` together, in order; one that cannot be started fails alone. When
+// `stop` becomes a signal's number, running children get that signal, and no other begins.
 std::vector<Ending> run_children(const std::vector<Child>& children, int64_t at_once,
                                  Watcher& watcher, const std::atomic<int>& stop);
 

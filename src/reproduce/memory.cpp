@@ -19,13 +19,6 @@ const std::string kMeasured = "memory_";
 constexpr double kMebi = 1 << 20;
 constexpr double kMostOnCpu = 4e9;  // bytes that a machine without a GPU is asked for
 
-std::string fact(const std::string& name) {
-  for (const auto& [key, value] : train::environment()) {
-    if (key == name) return value;
-  }
-  return "";
-}
-
 // About what full attention with its scores in memory asks for, in float32.
 double bytes_of_scores(const Shape& shape) {
   const double length = static_cast<double>(shape.length);
@@ -43,13 +36,15 @@ class Measurement final : public Watcher {
       : table_(table), options_(options), screen_(screen), stop_(stop) {}
 
   Outcome run() {
-    const bool cpu = options_.device == "cpu" || fact("cuda devices") == "0";
-    device_ = cpu ? "cpu" : fact("cuda:0");
+    const bool cpu = options_.device == "cpu" || train::environment_fact("cuda devices") == "0";
+    const bool numbered = options_.device.starts_with("cuda:");
+    device_ = cpu ? "cpu" : train::environment_fact(numbered ? options_.device : "cuda:0");
     fill(cpu);
+    make_out(options_.out);
     const std::vector<Ending> endings = run_children(children_, 1, *this, stop_);
     for (size_t i = 0; i < endings.size(); ++i) read(places_[i], endings[i], children_[i]);
     outcome_.results.device = device_;
-    outcome_.results.commit = fact("commit");
+    outcome_.results.commit = train::environment_fact("commit");
     if (!outcome_.stopped) {
       write_results(results_path(options_.out, table_.name, options_.scale), outcome_.results);
     }

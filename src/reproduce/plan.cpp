@@ -1,6 +1,7 @@
 #include "reproduce/plan.h"
 
 #include <algorithm>
+#include <cmath>
 #include <sstream>
 
 #include "sinkhorn/error.h"
@@ -55,6 +56,17 @@ std::string dataset_of(std::string path) {
   std::erase(path, '"');
   while (path.ends_with('/')) path.pop_back();
   return fs::path(path).filename().string();
+}
+
+// The same course of training in a quarter of the steps. Schedules that follow the step itself
+// would reach a higher rate by a shorter warm-up.
+void shorten(train::RunConfig& config) {
+  train::OptimizerConfig& optimizer = config.optimizer;
+  config.train.steps = std::max<int64_t>(1, config.train.steps / kTrialShare);
+  if (optimizer.warmup > 0) optimizer.warmup = std::max<int64_t>(1, optimizer.warmup / kTrialShare);
+  if (optimizer.schedule == "noam" || optimizer.schedule == "rsqrt") {
+    optimizer.rate /= std::sqrt(static_cast<double>(kTrialShare));
+  }
 }
 
 }  // namespace
@@ -160,9 +172,25 @@ Run Planner::run(size_t row, size_t variant, int64_t seed,
 
 Run Planner::trial(size_t row, size_t variant, const std::string& name, const Picks& picks) const {
   Run run = make(row, variant, folder(row, variant) / "tune" / name, 1, picks);
-  run.config.train.steps = std::max<int64_t>(1, run.config.train.steps / kTrialShare);
+  shorten(run.config);
+  run.config.task.valid = "train";    // what is chosen here is tested elsewhere
+  run.config.train.eval_every = 0;    // and by its end alone
+  run.config.train.test_batches = 1;  // which nobody looks at
+  run.config.train.greedy = false;
   run.hash = config_hash(language_.write(run.config));
   return run;
+}
+
+void refuse_what_trains(const Table& table, const Options& options) {
+  const std::pair<const char*, bool> given[] = {{"--rows", !options.rows.empty()},
+                                                {"--variants", !options.variants.empty()},
+                                                {"--seeds", options.seeds > 1},
+                                                {"--tune", options.tune}};
+  for (const auto& [option, is_given] : given) {
+    if (!is_given) continue;
+    throw UsageError(std::string(option) + ": " + table.name +
+                     " trains nothing that it could apply to; leave it out");
+  }
 }
 
 }  // namespace sinkhorn::reproduce

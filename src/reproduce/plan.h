@@ -34,9 +34,12 @@ struct Options {
   std::string preset = "default";  // paper: the literal rows, too
   std::string device = "auto";
   int64_t seeds = 1;
-  int64_t jobs = 0;  // runs at a time; 0: 4 on a GPU, 2 at smoke, else 1
+  int64_t jobs = 0;  // runs at a time; 0: as many as there is room for
   bool tune = false;
 };
+
+// For a table that trains nothing: UsageError for an option that only a training could heed.
+void refuse_what_trains(const Table& table, const Options& options);
 
 // What tuning picked.
 struct Picks {

@@ -4,12 +4,15 @@
 #include <cmath>
 #include <cstdio>
 
+#include "report/figure.h"
+
 namespace sinkhorn::reproduce {
 namespace {
 
 using Lines = std::vector<std::vector<std::string>>;
 
 std::string fixed(double value, int digits, bool with_sign = false) {
+  if (!std::isfinite(value)) return report::not_finite(value);
   char text[64];
   std::snprintf(text, sizeof text, with_sign ? "%+.*f" : "%.*f", digits, value);
   return text;
@@ -76,7 +79,8 @@ std::vector<std::string> fields_of(const Cell& cell, const Column& column, bool 
   }
   if (!beside_paper) return fields;
   fields.push_back(cell.paper ? fixed(*cell.paper, digits) : "-");
-  fields.push_back(cell.value && cell.paper ? fixed(*cell.value - *cell.paper, digits, true) : "");
+  const bool comparable = cell.value && cell.paper && std::isfinite(*cell.value);
+  fields.push_back(comparable ? fixed(*cell.value - *cell.paper, digits, true) : "");
   return fields;
 }
 

@@ -10,10 +10,10 @@
 #include "reproduce/archive.h"
 #include "reproduce/children.h"
 #include "reproduce/memory.h"
+#include "reproduce/room.h"
 #include "reproduce/tune.h"
 #include "sinkhorn/error.h"
 #include "tasks/files.h"
-#include "tasks/metrics.h"
 #include "train/environment.h"
 
 namespace sinkhorn::reproduce {
@@ -21,13 +21,6 @@ namespace sinkhorn::reproduce {
 namespace fs = std::filesystem;
 
 namespace {
-
-std::string fact(const std::string& name) {
-  for (const auto& [key, value] : train::environment()) {
-    if (key == name) return value;
-  }
-  return "";
-}
 
 // "aclImdb (published at ...)" where a run's data is not to be had, from what `sinkhorn data check`
 // says; "" where it is.
@@ -58,11 +51,12 @@ class Reproduction final : public Watcher {
         archive_(options.out, table.name, file_scale()),
         screen_(screen),
         stop_(stop),
-        on_gpu_(options.device != "cpu" && fact("cuda devices") != "0") {}
+        on_gpu_(options.device != "cpu" && train::environment_fact("cuda devices") != "0") {}
 
   Outcome run() {
+    if (table_.trains()) look_for_data();
+    make_out(options_.out);
     if (table_.trains()) {
-      look_for_data();
       if (options_.tune) tune();
       if (!outcome_.stopped) train(wanted_runs());
     }
@@ -146,7 +140,7 @@ class Reproduction final : public Watcher {
   std::vector<Run> wanted_runs() const {
     std::vector<Run> runs;
     each_wanted([&](size_t row, size_t variant) {
-      if (absent_.contains(variant)) return;
+      if (absent_.contains(variant) || awaits_tuning(row, variant)) return;
       for (int64_t seed = 1; seed <= options_.seeds; ++seed) {
         const Run run = run_of(row, variant, seed);
         if (!is_done(run)) runs.push_back(run);
@@ -161,24 +155,11 @@ class Reproduction final : public Watcher {
 
   int64_t at_once() const {
     if (options_.jobs > 0) return options_.jobs;
-    if (on_gpu_) return 4;
-    return options_.scale == "smoke" ? 2 : 1;  // smoke's models keep one core busy
+    return most_at_once(on_gpu_, options_.scale, std::thread::hardware_concurrency());
   }
 
-  // Why a run cannot be begun or continued, in one line; "" where it can.
-  std::string obstacle(const Run& run) const {
-    if (holds_another(run)) {
-      return run.folder.string() +
-             ": holds a run of another configuration; remove it or choose another --out";
-    }
-    std::error_code ignored;
-    const bool begun = fs::exists(run.folder / "config.ini", ignored);
-    const bool has_log = fs::file_size(run.folder / "log.jsonl", ignored) > 0 && !ignored;
-    if (!begun && (has_log || !models::list_folder(run.folder / "checkpoints").empty())) {
-      return run.folder.string() + ": holds half a run, without its config.ini; remove the folder";
-    }
-    return "";
-  }
+  // Whether the GPU's memory says how many run at a time.
+  bool shares_gpu() const { return on_gpu_ && options_.jobs == 0; }
 
   void fail(const std::string& line) {
     outcome_.failures.push_back(line);
@@ -198,8 +179,8 @@ class Reproduction final : public Watcher {
     }
     const tasks::TaskConfig& task = run.config.task;
     if (!task.data.empty()) {
-      child.shares = task.data + " " + task.tokens + " " + std::to_string(task.vocab) + " " +
-                     std::to_string(task.length);
+      child.shares = task.data + " " + task.valid + " " + task.tokens + " " +
+                     std::to_string(task.vocab) + " " + std::to_string(task.length);
     }
     return child;
   }
@@ -208,14 +189,18 @@ class Reproduction final : public Watcher {
     runs_.clear();
     children_.clear();
     for (const Run& run : runs) {
-      if (const std::string why = obstacle(run); !why.empty()) {
-        fail(why);
-      } else {
-        runs_.push_back(run);
+      try {
+        if (const std::string why = obstacle(run); !why.empty()) throw Error(why);
         children_.push_back(child_of(run));
+        runs_.push_back(run);
+      } catch (const std::exception& error) {  // the file system's, too
+        fail(error.what());
       }
     }
     begun_ = 0;
+    if (shares_gpu() && !children_.empty()) {
+      free_before_ = train::free_gpu_memory(options_.device).value_or(0);
+    }
     const std::vector<Ending> endings = run_children(children_, at_once(), *this, stop_);
     outcome_.stopped = std::any_of(endings.begin(), endings.end(),
                                    [](const Ending& ending) { return ending.stopped; });
@@ -226,7 +211,7 @@ class Reproduction final : public Watcher {
     each_wanted([&](size_t row, size_t variant) {
       if (absent_.contains(variant)) return;
       const auto earlier = archive_.picks(table_.rows[row].id, table_.variants[variant].name);
-      if (earlier && is_archived(planner_.run(row, variant, options_.seeds, earlier))) return;
+      if (earlier && is_archived(planner_.run(row, variant, 1, earlier))) return;
       tuner.add(row, variant);
     });
     trying_ = true;
@@ -238,12 +223,26 @@ class Reproduction final : public Watcher {
     trying_ = false;
     if (outcome_.stopped) return;
     for (const Tuner::Choice& choice : tuner.choices()) {
+      if (!choice.made) {
+        fail(choice.line);
+        continue;
+      }
       picks_[{choice.row, choice.variant}] = choice.picks;
       screen_.line(choice.line);
     }
   }
 
   // Of Watcher.
+  bool has_room(const std::vector<size_t>& running) override {
+    if (!shares_gpu()) return true;
+    Load load{.free_before = free_before_,
+              .free_now = train::free_gpu_memory(options_.device).value_or(0)};
+    for (const size_t child : running) {
+      ++(is_training(children_[child]) ? load.training : load.starting);
+    }
+    return reproduce::has_room(load);
+  }
+
   void began(size_t child) override {
     screen_.line(children_[child].name +
                  (children_[child].words.size() > 2 && children_[child].words[2] == "--resume"
@@ -262,7 +261,7 @@ class Reproduction final : public Watcher {
     const Run& run = runs_[child];
     const std::string& name = children_[child].name;
     if (ending.stopped) return;
-    if (ending.code != 0 || !read_run(run)) {
+    if (!read_run(run)) {  // another process may have finished it
       const std::string why = ending.code > 128
                                   ? "killed by signal " + std::to_string(ending.code - 128) +
                                         (ending.code - 128 == SIGKILL ? " (out of memory?)" : "") +
@@ -359,7 +358,7 @@ class Reproduction final : public Watcher {
       any |= has_value;
       if (row.role != "literal" || has_value) results.rows.push_back(std::move(made));
     }
-    if (any && table_.trains()) {
+    if (any || !table_.trains()) {
       write_results(results_path(options_.out, table_.name, file_scale()), results);
     }
     outcome_.results = std::move(results);
@@ -377,34 +376,17 @@ class Reproduction final : public Watcher {
   std::vector<Run> runs_;  // those of children_
   std::vector<Child> children_;
   int64_t begun_ = 0;
+  int64_t free_before_ = 0;  // bytes on the GPU, before any of them
   bool trying_ = false;
   Outcome outcome_;
 };
 
 }  // namespace
 
-Table find_table(const fs::path& configs, const std::string& name) {
-  const std::vector<std::string> names = table_names(configs);
-  if (names.empty()) {
-    throw UsageError(configs.string() + ": holds no table; expected the project's folder configs");
-  }
-  if (std::find(names.begin(), names.end(), name) != names.end()) {
-    return read_table(configs / name);
-  }
-  const auto distance = [&](const std::string& other) {
-    return tasks::edit_distance({name.begin(), name.end()}, {other.begin(), other.end()});
-  };
-  const std::string nearest =
-      *std::min_element(names.begin(), names.end(),
-                        [&](const auto& a, const auto& b) { return distance(a) < distance(b); });
-  const bool near =
-      distance(nearest) <= std::max<int64_t>(2, static_cast<int64_t>(name.size()) / 3);
-  throw UsageError("\"" + name + "\" is not one of " + tasks::join(names) +
-                   (near ? "; did you mean " + nearest + "?" : ""));
-}
-
 Outcome reproduce(const Table& table, const Options& options, const ConfigLanguage& language,
                   Screen& screen, const std::atomic<int>& stop) {
+  check_out(options.out);
+  if (!table.trains()) refuse_what_trains(table, options);
   if (table.measures()) return measure_memory(table, options, screen, stop);
   return Reproduction(table, options, language, screen, stop).run();
 }

@@ -29,9 +29,6 @@ struct Outcome {
   bool stopped = false;               // by a signal; the same command goes on
 };
 
-// The table, or UsageError with the names there are and the nearest.
-Table find_table(const std::filesystem::path& configs, const std::string& name);
-
 Outcome reproduce(const Table& table, const Options& options, const ConfigLanguage& language,
                   Screen& screen, const std::atomic<int>& stop);
 

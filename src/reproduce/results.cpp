@@ -1,9 +1,14 @@
 #include "reproduce/results.h"
 
+#include <unistd.h>
+
+#include <cerrno>
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "models/files.h"
+#include "report/figure.h"
 #include "sinkhorn/error.h"
 
 namespace sinkhorn::reproduce {
@@ -33,7 +38,7 @@ int64_t read_figures(const fs::path& log, RunResult& result) {
       auto& figures = result.figures[split];
       figures.clear();
       for (const auto& [name, value] : entry[split].items()) {
-        if (value.is_number()) figures[name] = value.get<double>();
+        if (const auto figure = report::read_figure(value)) figures[name] = *figure;
       }
     }
   }
@@ -47,18 +52,30 @@ std::string device_name(const std::string& device, const json& environment) {
 }
 
 ordered_json number(const std::optional<double>& value) {
-  return value ? ordered_json(*value) : ordered_json(nullptr);
+  return value ? report::figure_json(*value) : ordered_json(nullptr);
+}
+
+ordered_json numbers(const std::vector<double>& values) {
+  ordered_json array = ordered_json::array();
+  for (const double value : values) array.push_back(report::figure_json(value));
+  return array;
+}
+
+double figure_of(const json& value) {
+  const auto figure = report::read_figure(value);
+  if (!figure) throw Error("a figure is no number");
+  return *figure;
 }
 
 std::optional<double> number(const json& object, const char* key) {
   if (!object.contains(key) || object[key].is_null()) return std::nullopt;
-  return object[key].get<double>();
+  return figure_of(object[key]);
 }
 
 ordered_json cell_json(const Cell& cell) {
   ordered_json object = {{"value", number(cell.value)}, {"paper", number(cell.paper)}};
   if (!cell.value) return object;
-  object.update({{"seeds", cell.seeds},
+  object.update({{"seeds", numbers(cell.seeds)},
                  {"steps", cell.steps},
                  {"scale", cell.scale},
                  {"data", cell.data},
@@ -82,7 +99,7 @@ Cell read_cell(const json& object) {
   cell.value = number(object, "value");
   cell.paper = number(object, "paper");
   if (!cell.value) return cell;
-  cell.seeds = object.at("seeds").get<std::vector<double>>();
+  for (const json& seed : object.at("seeds")) cell.seeds.push_back(figure_of(seed));
   cell.steps = object.at("steps");
   cell.scale = object.value("scale", "");
   cell.data = object.at("data");
@@ -102,7 +119,8 @@ Cell read_cell(const json& object) {
 
 Column read_column(const json& object) {
   return {object.at("name"),           object.at("figure"),           object.value("split", "test"),
-          object.value("variant", ""), object.at("better") == "high", object.at("digits")};
+          object.value("variant", ""), object.at("better") == "high", object.at("digits"),
+          object.value("ranked", true)};
 }
 
 Results parse_results(const json& object) {
@@ -124,9 +142,15 @@ Results parse_results(const json& object) {
   return results;
 }
 
+// Whether a run's folder is of another configuration, which must not be overwritten.
+bool holds_another(const Run& run) {
+  const fs::path config = run.folder / "config.ini";
+  return fs::exists(config) && config_hash(models::read_text(config)) != run.hash;
+}
+
 }  // namespace
 
-std::optional<RunResult> read_run(const Run& run) {
+std::optional<RunResult> read_run(const Run& run) try {
   const json facts = read_json(run.folder / "result.json");
   if (!facts.is_object() || !facts.value("finished", false)) return std::nullopt;
   if (holds_another(run) || !fs::exists(run.folder / "log.jsonl")) return std::nullopt;
@@ -141,11 +165,43 @@ std::optional<RunResult> read_run(const Run& run) {
   result.tokens_per_second = facts.value("tokens_per_second", 0.0);
   result.peak_memory = facts.value("peak_memory", int64_t{0});
   return result;
+} catch (const json::exception&) {  // something in it is of another kind: not our run's
+  return std::nullopt;
 }
 
-bool holds_another(const Run& run) {
-  const fs::path config = run.folder / "config.ini";
-  return fs::exists(config) && config_hash(models::read_text(config)) != run.hash;
+std::string obstacle(const Run& run) {
+  if (holds_another(run)) {
+    return run.folder.string() +
+           ": holds a run of another configuration; remove it or choose another --out";
+  }
+  std::error_code ignored;
+  const bool begun = fs::exists(run.folder / "config.ini", ignored);
+  const bool has_log = fs::file_size(run.folder / "log.jsonl", ignored) > 0 && !ignored;
+  if (!begun && (has_log || !models::list_folder(run.folder / "checkpoints").empty())) {
+    return run.folder.string() + ": holds half a run, without its config.ini; remove the folder";
+  }
+  return "";
+}
+
+void check_out(const fs::path& out) {
+  std::error_code ignored;
+  fs::path place = out;
+  while (!fs::exists(place, ignored) && place.has_relative_path()) place = place.parent_path();
+  if (fs::exists(place, ignored) && !fs::is_directory(place, ignored)) {
+    throw UsageError("--out: " + place.string() + " is a file; name a folder");
+  }
+}
+
+void make_out(const fs::path& out) {
+  std::error_code failed;
+  fs::create_directories(out, failed);
+  if (!failed && access(out.c_str(), W_OK | X_OK) != 0) {
+    failed = std::error_code(errno, std::generic_category());
+  }
+  if (failed) {
+    throw Error("--out: " + out.string() + " cannot be written: " + failed.message() +
+                "; name another folder");
+  }
 }
 
 fs::path results_path(const fs::path& out, const std::string& table, const std::string& scale) {
@@ -197,7 +253,7 @@ std::optional<double> best_of(const Results& results, size_t column) {
   if (!results.columns[column].ranked) return best;
   for (const ResultRow& row : results.rows) {
     const Cell& cell = row.cells[column];
-    if (!cell.value || cell.leaks) continue;
+    if (!cell.value || cell.leaks || !std::isfinite(*cell.value)) continue;
     const bool high = results.columns[column].higher_is_better;
     if (!best || (high ? *cell.value > *best : *cell.value < *best)) best = cell.value;
   }

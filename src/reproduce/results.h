@@ -24,8 +24,9 @@ struct RunResult {
 // The result of a finished run; nothing where it is not finished, or is of another configuration.
 std::optional<RunResult> read_run(const Run& run);
 
-// Whether its folder holds a run of another configuration, which must not be overwritten.
-bool holds_another(const Run& run);
+// Why a run cannot be begun or continued in its folder, in one line that says what to do; "" where
+// it can.
+std::string obstacle(const Run& run);
 
 struct Cell {
   std::optional<double> value, paper;  // value: the mean over seeds
@@ -51,12 +52,17 @@ struct Results {
 
 std::filesystem::path results_path(const std::filesystem::path& out, const std::string& table,
                                    const std::string& scale);
+// UsageError where the folder of runs and results files, or one above it, is a file.
+void check_out(const std::filesystem::path& out);
+// Makes it; an Error where nothing can be written there.
+void make_out(const std::filesystem::path& out);
 std::string to_json(const Results& results);
 // Throws Error where the file is no such thing, with what to do.
 Results read_results(const std::filesystem::path& path);
 void write_results(const std::filesystem::path& path, const Results& results);
 
-// The best cell of a column by the figures as printed; rows that leak are not ranked.
+// The best cell of a column by the figures as printed; rows that leak are not ranked, nor is what
+// is not finite.
 std::optional<double> best_of(const Results& results, size_t column);
 
 }  // namespace sinkhorn::reproduce

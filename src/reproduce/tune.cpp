@@ -2,6 +2,7 @@
 
 #include <array>
 #include <charconv>
+#include <cmath>
 
 #include "reproduce/results.h"
 #include "sinkhorn/error.h"
@@ -66,7 +67,7 @@ void Tuner::add(size_t row, size_t variant) {
     throw UsageError("--tune: the rows of " + table_.name +
                      " differ by temperature or iterations, which tuning would make one");
   }
-  choices_.push_back({row, variant, own, ""});
+  choices_.push_back({row, variant, own, "", false});
 }
 
 bool Tuner::next_grid() {
@@ -107,11 +108,13 @@ void Tuner::choose(Choice& choice) const {
   for (const Run& trial : trials_of(choice)) {
     bool high = false;
     const auto reached = score(table_, trial, high);
-    if (!reached || (best && (high ? *reached <= *best : *reached >= *best))) continue;
+    if (!reached || !std::isfinite(*reached)) continue;
+    if (best && (high ? *reached <= *best : *reached >= *best)) continue;
     best = reached;
     picks = *trial.picks;
   }
   choice.picks = picks;
+  choice.made |= best.has_value();
 }
 
 std::vector<Tuner::Choice> Tuner::choices() const {
@@ -119,7 +122,8 @@ std::vector<Tuner::Choice> Tuner::choices() const {
   for (Choice& choice : chosen) {
     const std::string& variant = table_.variants[choice.variant].name;
     choice.line = table_.rows[choice.row].name + (variant.empty() ? "" : ", " + variant) +
-                  ": picked " + words(choice.picks);
+                  (choice.made ? ": picked " + words(choice.picks)
+                               : ": no trial gave a figure to pick by; it is not trained");
   }
   return chosen;
 }

@@ -1,6 +1,6 @@
-// Choosing temperature and iterations from the paper's grids, by short runs and the validation
-// split: first the temperature at the row's own iterations, then the iterations at that
-// temperature.
+// Choosing temperature and iterations from the paper's grids, by short runs and held-out
+// data that no result is reported on (task.valid = train): first the temperature at the row's own
+// iterations, then the iterations at that temperature.
 #pragma once
 
 #include <optional>
@@ -27,7 +27,8 @@ class Tuner {
   struct Choice {
     size_t row, variant;
     Picks picks;
-    std::string line;  // in words
+    std::string line;   // in words
+    bool made = false;  // some trial gave a figure to pick by
   };
   std::vector<Choice> choices() const;
 

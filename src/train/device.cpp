@@ -3,33 +3,42 @@
 #include <ATen/Context.h>
 #include <sys/resource.h>
 
+#include <charconv>
 #include <cstdlib>
 
 #include "sinkhorn/error.h"
 
 namespace sinkhorn::train {
 
+namespace {
+
+// The number of a GPU by its word: cuda, cuda:0, ...
+int64_t gpu_number(const std::string& name) {
+  if (name == "cuda") return 0;
+  int64_t number = -1;
+  const char* end = name.data() + name.size();
+  if (name.starts_with("cuda:")) {
+    const auto [stop, error] = std::from_chars(name.data() + 5, end, number);
+    if (error == std::errc() && stop == end && number >= 0) return number;
+  }
+  throw UsageError("device '" + name + "'; expected auto, cpu, cuda or cuda:N");
+}
+
+}  // namespace
+
 at::Device pick_device(const std::string& name) {
-  const bool has_cuda = at::hasCUDA() && at::getNumGPUs() > 0;
-  if (name == "auto") return has_cuda ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU);
+  const int64_t there = at::hasCUDA() ? static_cast<int64_t>(at::getNumGPUs()) : 0;
+  if (name == "auto") return there > 0 ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU);
   if (name == "cpu") return at::Device(at::kCPU);
-  if (name.rfind("cuda", 0) != 0) {
-    throw UsageError("train.device is '" + name + "'; it must be auto, cpu, cuda or cuda:N");
+  const int64_t number = gpu_number(name);
+  if (there == 0) {
+    throw Error("device '" + name + "', but no CUDA device was found here; expected auto or cpu");
   }
-  if (!has_cuda) throw Error("train.device is '" + name + "', but no CUDA device was found here");
-  int64_t index = 0;
-  if (name.size() > 4) {
-    char* end = nullptr;
-    index = std::strtol(name.c_str() + 5, &end, 10);
-    if (name[4] != ':' || name.size() == 5 || *end != '\0' || index < 0) {
-      throw UsageError("train.device is '" + name + "'; it must be auto, cpu, cuda or cuda:N");
-    }
+  if (number >= there) {
+    throw Error("device '" + name + "', but there are only " + std::to_string(there) +
+                " CUDA devices");
   }
-  if (index >= static_cast<int64_t>(at::getNumGPUs())) {
-    throw Error("train.device is '" + name + "', but there are only " +
-                std::to_string(at::getNumGPUs()) + " CUDA devices");
-  }
-  return at::Device(at::kCUDA, static_cast<at::DeviceIndex>(index));
+  return at::Device(at::kCUDA, static_cast<at::DeviceIndex>(number));
 }
 
 void seed_everything(uint64_t seed, at::Device device) {

@@ -10,8 +10,8 @@
 
 namespace sinkhorn::train {
 
-// "cpu", "cuda", "cuda:N" or "auto" (a GPU where there is one); throws UsageError where it is not
-// to be had.
+// "cpu", "cuda", "cuda:N" or "auto" (a GPU where there is one); throws UsageError for any other
+// word, Error where it is not to be had.
 at::Device pick_device(const std::string& name);
 
 // Seeds the generators that initialisation (CPU) and dropout (device) draw from.
@@ -46,5 +46,8 @@ std::vector<std::string> cuda_devices();
 // Most bytes held at once: by the device's allocator, or by the process on the CPU.
 int64_t peak_memory(at::Device device);
 int64_t process_peak_memory();
+
+// Bytes that nobody holds on a GPU; 0 in a build without CUDA.
+int64_t free_memory(at::Device device);
 
 }  // namespace sinkhorn::train

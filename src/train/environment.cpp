@@ -35,4 +35,19 @@ std::vector<std::pair<std::string, std::string>> environment() {
   return facts;
 }
 
+std::string environment_fact(const std::string& name) {
+  for (const auto& [key, value] : environment()) {
+    if (key == name) return value;
+  }
+  return "";
+}
+
+void check_device(const std::string& device) { pick_device(device); }
+
+std::optional<int64_t> free_gpu_memory(const std::string& device) {
+  const at::Device picked = pick_device(device);
+  if (!picked.is_cuda()) return std::nullopt;
+  return free_memory(picked);
+}
+
 }  // namespace sinkhorn::train

@@ -15,4 +15,6 @@ std::vector<std::string> cuda_devices() {
 
 int64_t peak_memory(at::Device) { return process_peak_memory(); }
 
+int64_t free_memory(at::Device) { return 0; }
+
 }  // namespace sinkhorn::train

@@ -73,4 +73,11 @@ int64_t peak_memory(at::Device device) {
   return c10::cuda::CUDACachingAllocator::getDeviceStats(device.index()).allocated_bytes[0].peak;
 }
 
+int64_t free_memory(at::Device device) {
+  const c10::cuda::CUDAGuard guard(device);
+  size_t free = 0, all = 0;
+  C10_CUDA_CHECK(cudaMemGetInfo(&free, &all));
+  return static_cast<int64_t>(free);
+}
+
 }  // namespace sinkhorn::train

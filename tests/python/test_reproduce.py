@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -156,6 +158,36 @@ def test_tune_picks_and_says_so(tmp_path: Path) -> None:
     assert cell["steps"] == 8
     shutil.rmtree(tmp_path / "out" / "mine")
     assert "started" not in output(*words(tmp_path, "--tune", "--rows", "sinkhorn"))
+    # Another seed is trained with what was picked, without trying again.
+    text = output(*words(tmp_path, "--tune", "--rows", "sinkhorn", "--seeds", "2"))
+    assert "tuned-seed2 started (1 of 1)" in text
+
+
+def test_tune_never_sees_what_is_reported(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    for name, count in (("train", 300), ("dev", 8)):  # no test file: dev serves for it
+        (data / f"{name}.tsv").write_text("".join(
+            f"{'yes' if n % 3 else 'no'}\t{'x' * (n % 3)}{n}\n" for n in range(count)))
+    configs = write_table(tmp_path, SINKHORN, steps=8)
+    task = (f'[task]\nname = "classify"\ndata = "{data}"\ntokens = "bytes"\nlength = 16\n'
+            f'cache = "{tmp_path / "cache"}"\n')
+    common = configs / "mine" / "common.ini"
+    common.write_text(task + COMMON.split("sort_test_size = 16\n")[1].replace(
+        "warmup = 2", "warmup = 4") + "steps = 8\n")
+    table = configs / "mine" / "table.json"
+    table.write_text(table.read_text().replace("exact_match", "accuracy"))
+    output(*words(tmp_path, "--tune", "--jobs", "2"))
+    row = tmp_path / "out" / "mine" / "smoke" / "sinkhorn"
+    trials = list((row / "tune").iterdir())
+    assert len(trials) == 7  # two grids of four that share one
+    for trial in trials:
+        note = json.loads((trial / "result.json").read_text())["data"]
+        assert "valid (held out of training), 8 test" in note, note
+        config = (trial / "config.ini").read_text()
+        assert 'valid = "train"' in config and "warmup = 1\n" in config and "steps = 2\n" in config
+    note = json.loads((row / "tuned-seed1" / "result.json").read_text())["data"]
+    assert "300 train, 8 valid, 8 test; test is the validation split" in note, note
 
 
 def test_a_row_that_fails_leaves_the_others(tmp_path: Path) -> None:
@@ -166,6 +198,77 @@ def test_a_row_that_fails_leaves_the_others(tmp_path: Path) -> None:
     assert "max_blocks" in done.stdout and "output.log" in done.stdout
     assert cells(tmp_path)["bad"]["value"] is None
     assert cells(tmp_path)["full"]["value"] is not None
+
+
+def test_a_trial_that_fails_is_named_and_nothing_is_called_tuned(tmp_path: Path) -> None:
+    write_table(tmp_path, {"bad": "[attention]\nmax_blocks = 1\n"} | FULL)
+    done = run(*words(tmp_path, "--tune", "--jobs", "2"))
+    assert done.returncode == 1, done.stderr
+    end = done.stdout.split("Mine (temperature")[-1]
+    assert end.count("failed: mine/smoke/bad/tune/") == 8 and end.count("output.log") == 8
+    assert "failed: Bad: no trial gave a figure to pick by; it is not trained" in end
+    assert cells(tmp_path, "mine.smoke.tuned")["bad"]["value"] is None
+    assert cells(tmp_path, "mine.smoke.tuned")["full"]["value"] is not None
+
+
+def test_a_row_that_is_killed_or_cannot_begin_leaves_the_others(tmp_path: Path) -> None:
+    write_table(tmp_path, {"slow": "[train]\nsave_every = 5\n", "blocked": ""} | FULL, steps=3000)
+    place = tmp_path / "out" / "mine" / "smoke"
+    place.mkdir(parents=True)
+    (place / "blocked").write_text("a file where a folder should be")
+    full = tmp_path / "configs" / "mine" / "full.ini"
+    full.write_text(full.read_text() + "[train]\nsteps = 4\n")
+    process = subprocess.Popen([PROGRAM, *words(tmp_path, "--jobs", "1")], text=True,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    log = place / "slow" / "seed1" / "output.log"
+    deadline = time.monotonic() + 60
+    while not log.exists() or "step 4/" not in log.read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    child = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[0]
+    os.kill(int(child), signal.SIGKILL)
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 1
+    end = said.split("best of its column")[-1]
+    assert f"slow/seed1: killed by signal 9 (out of memory?)" in end and str(log) in end
+    assert "failed: " in end and str(place / "blocked") in end
+    assert cells(tmp_path)["full"]["value"] is not None
+
+
+def test_a_row_that_another_process_trains(tmp_path: Path) -> None:
+    write_table(tmp_path, FULL | SINKHORN)
+    log = tmp_path / "out" / "mine" / "smoke" / "full" / "seed1" / "output.log"
+    log.parent.mkdir(parents=True)
+    with open(log, "w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        done = run(*words(tmp_path))
+    assert done.returncode == 1
+    assert ("failed: mine/smoke/full/seed1: in use by another process; wait for it or stop it; see "
+            f"{log}\n") in done.stdout
+    assert log.read_text() == "", "its output is the other's alone"
+    assert cells(tmp_path)["sinkhorn"]["value"] is not None
+    output(*words(tmp_path))
+    assert cells(tmp_path)["full"]["value"] is not None
+
+
+def test_what_is_not_finite_is_shown_and_not_ranked(tmp_path: Path) -> None:
+    write_table(tmp_path, FULL | SINKHORN)
+    output(*words(tmp_path))
+    for row, word in (("full", "Infinity"), ("sinkhorn", "NaN")):
+        log = tmp_path / "out" / "mine" / "smoke" / row / "seed1" / "log.jsonl"
+        lines = [json.loads(line) for line in log.read_text().splitlines()]
+        lines[-1]["test"]["exact_match"] = word
+        log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (tmp_path / "out" / "mine.smoke.json").unlink()
+    text = output(*words(tmp_path))
+    assert " inf a" in text and " nan a" in text and "best of its column" not in text
+    assert cells(tmp_path)["full"]["value"] == "Infinity"
+    assert cells(tmp_path)["sinkhorn"]["seeds"] == ["NaN"]
+    shutil.rmtree(tmp_path / "out" / "mine")
+    assert "started" not in output(*words(tmp_path)), "it is done, though not finite"
+    page = tmp_path / "page.html"
+    output("report", tmp_path / "out", "-o", page)
+    assert ">inf</td>" in page.read_text() and ">nan</td>" in page.read_text()
 
 
 def test_the_future_that_leaks_is_marked(tmp_path: Path) -> None:
@@ -216,10 +319,67 @@ def test_commands_that_cannot_be_meant(tmp_path: Path) -> None:
     assert "holds no table" in refusal("reproduce", "table1", "--configs", str(tmp_path))
 
 
+def test_a_device_that_is_none_is_refused_at_once(tmp_path: Path) -> None:
+    out = ["--out", str(tmp_path / "out"), "--configs", str(CONFIGS)]
+    for name, device in (("table1", "banana"), ("table3", "cudax"), ("memory", "cuda:"),
+                         ("table1", "cuda:1x")):
+        assert refusal("reproduce", name, "--device", device, *out) == (
+            f"--device '{device}'; expected auto, cpu, cuda or cuda:N")
+    assert "CUDA device" in refusal("reproduce", "table1", "--device", "cuda:99", *out)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_options_that_only_a_training_heeds(tmp_path: Path) -> None:
+    out = ["--out", str(tmp_path / "out"), "--configs", str(CONFIGS)]
+    for name, *option in (("memory", "--rows", "x"), ("memory", "--variants", "x"),
+                          ("memory", "--seeds", "2"), ("memory", "--tune"), ("table3", "--tune")):
+        assert refusal("reproduce", name, *option, *out) == (
+            f"{option[0]}: {name} trains nothing that it could apply to; leave it out")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_out_that_cannot_be_written(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("x")
+    configs = ["--configs", str(CONFIGS), "--device", "cpu"]
+    for name in ("table1", "table3", "memory"):
+        assert refusal("reproduce", name, "--out", str(file), *configs) == (
+            f"--out: {file} is a file; name a folder")
+        assert refusal("reproduce", name, "--out", "/proc/nowhere", *configs, code=1) == (
+            "--out: /proc/nowhere cannot be written: No such file or directory; name another folder")
+    assert refusal("reproduce", "table1", "--out", str(file / "in" / "it"), *configs) == (
+        f"--out: {file} is a file; name a folder")
+
+
+def test_a_probe_of_nothing(tmp_path: Path) -> None:
+    for probe in ("sinkhorn:0:0", "sinkhorn:8:0", "sinkhorn:-1:4", "sinkhorn:8x:4", "sinkhorn:8"):
+        assert refusal("reproduce", "memory", "--probe", probe) == (
+            f'--probe: "{probe}" is not KIND:LENGTH:BLOCK, numbers at least 1')
+    assert "is not one of scores, fused" in refusal("reproduce", "memory", "--device", "cpu",
+                                                    "--probe", "banana:8:4")
+
+
 def test_table3_is_the_published_rows(tmp_path: Path) -> None:
     text = output("reproduce", "table3", "--out", str(tmp_path), "--configs", str(CONFIGS))
     assert "Mesh-TensorFlow, 4.9B" in text and "24.00" in text
-    assert list(tmp_path.iterdir()) == []
+    found = json.loads((tmp_path / "table3.smoke.json").read_text())
+    assert [row["cells"][0]["value"] for row in found["rows"]] == [None] * 7
+    page = tmp_path / "page.html"
+    output("report", tmp_path, "-o", page)
+    assert "Mesh-TensorFlow, 4.9B" in page.read_text() and "24.00" in page.read_text()
+    # Whatever big run exists stands beside them.
+    big = {"value": 29.5, "paper": 27.34, "seeds": [29.5], "steps": 300000, "scale": "full",
+           "data": "LM1B", "leaks": False, "run": "table2/full/mixture.big/seed1", "seconds": 1.0,
+           "tokens_per_second": 1.0, "peak_memory": 1, "config_hash": "x"}
+    (tmp_path / "table2.full.json").write_text(json.dumps({
+        "table": "table2", "title": "t", "scale": "full", "commit": "", "device": "",
+        "columns": [{"name": "big, perplexity", "figure": "perplexity", "better": "low",
+                     "digits": 2}],
+        "rows": [{"id": "mixture", "name": "Mixture", "role": "paper", "cells": [big]}]}))
+    text = output("reproduce", "table3", "--out", str(tmp_path), "--configs", str(CONFIGS))
+    assert "29.50 a" in text and "scale full, 300,000 steps" in text
+    assert json.loads((tmp_path / "table3.smoke.json").read_text())["rows"][-1]["cells"][0][
+        "value"] == 29.5
 
 
 def test_memory_is_computed_and_measured(tmp_path: Path) -> None:

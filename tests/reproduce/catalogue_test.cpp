@@ -244,7 +244,14 @@ TEST(Planner, LaysLayersOverOneAnother) {
   EXPECT_EQ(tuned.config.model.encoder.iterations, 10);
   EXPECT_NE(tuned.folder, run.folder);
   EXPECT_NE(tuned.hash, run.hash);
-  EXPECT_EQ(planner.trial(index("sortcut-2x8"), 1, "t", {0.5, 2}).config.train.steps, 500);
+
+  // A trial: the same course in a quarter of the steps, validated on what no result is made of.
+  const reproduce::Run trial = planner.trial(index("sortcut-2x8"), 1, "t", {0.5, 2});
+  EXPECT_EQ(trial.config.train.steps, 500);
+  EXPECT_EQ(trial.config.optimizer.warmup, run.config.optimizer.warmup / 4);
+  EXPECT_EQ(trial.config.optimizer.rate, run.config.optimizer.rate);
+  EXPECT_EQ(trial.config.task.valid, "train");
+  EXPECT_EQ(run.config.task.valid, "");
 
   options.rows = {"sortcut"};
   EXPECT_THROW(Planner(table, options, language), UsageError);

@@ -1,9 +1,12 @@
 // A model of every row, variant and scale can be built: narrow ones of one layer, since what a
-// configuration can get wrong is how its stacks attend, and the sizes are those of a few names.
+// configuration can get wrong is how its stacks attend, and the sizes are those of a few names. And
+// the rates that trials learn at.
 #include <algorithm>
 
+#include "reproduce/plan.h"
 #include "support.h"
 #include "train/evaluate.h"
+#include "train/optimizer.h"
 
 namespace sinkhorn::reproduce {
 namespace {
@@ -40,6 +43,26 @@ TEST(Models, TheBaseSizeIsThePapers) {
   const auto config = cli::read_config(layers(table, table.rows[0], table.variants[0], "full"), {});
   const auto model = train::make_model(config.model, info_of(config.task, config.task.vocab));
   EXPECT_NEAR(static_cast<double>(model->parameter_count()), 50e6, 3e6);
+}
+
+TEST(Trials, FollowThePapersSchedulesFourTimesAsFast) {
+  const ConfigLanguage language = {
+      [](const auto& files, const Overrides& keys) { return cli::read_config(files, keys); },
+      cli::write_config};
+  Options options;
+  options.scale = "full";
+  for (const auto& [name, schedule] : {std::pair("table1", "noam"), {"table2", "rsqrt"}}) {
+    const Table table = find_table(SINKHORN_CONFIGS, name);
+    const Planner planner(table, options, language);
+    const train::RunConfig whole = planner.run(0, 0, 1, std::nullopt).config;
+    const train::RunConfig trial = planner.trial(0, 0, "t", {0.5, 2}).config;
+    ASSERT_EQ(whole.optimizer.schedule, schedule);
+    for (const int64_t step : {1, 100, 5000, 40000}) {
+      EXPECT_NEAR(train::learning_rate(trial.optimizer, step, trial.train.steps, 512),
+                  train::learning_rate(whole.optimizer, 4 * step, whole.train.steps, 512), 1e-9)
+          << name << " " << step;
+    }
+  }
 }
 
 }  // namespace

@@ -1,8 +1,8 @@
 // Results files, their text, the archive of what is done, memory's formulas, and child processes.
 #include "reproduce/results.h"
 
-#include <chrono>
-#include <thread>
+#include <cmath>
+#include <limits>
 
 #include "reproduce/archive.h"
 #include "reproduce/children.h"
@@ -66,6 +66,31 @@ TEST(Results, ADamagedFileSaysWhatToDo) {
 TEST(Results, WhatLeaksIsNotRanked) {
   EXPECT_EQ(best_of(example(), 0), 1.5);
   EXPECT_EQ(best_of(example(), 1), 50);
+}
+
+TEST(Results, WhatIsNotFiniteIsKeptShownAndNotRanked) {
+  const double inf = std::numeric_limits<double>::infinity();
+  Results results = example();
+  for (ResultRow& row : results.rows) row.cells.resize(1);
+  results.columns = {{"bits", "bits_per_character", "test", "", true, 3, false}};
+  results.rows[0].cells[0].value = inf;
+  results.rows[0].cells[0].seeds = {inf, 1};
+  results.rows[1].cells[0].value = -std::nan("");
+  const Folder folder;
+  const auto path = results_path(folder.path(), "t", "small");
+  write_results(path, results);
+  const Results back = read_results(path);
+  EXPECT_EQ(to_json(back), to_json(results));
+  EXPECT_EQ(back.rows[0].cells[0].value, inf);
+  EXPECT_EQ(back.rows[0].cells[0].seeds, (std::vector<double>{inf, 1}));
+  EXPECT_TRUE(std::isnan(*back.rows[1].cells[0].value));
+  EXPECT_FALSE(back.columns[0].ranked);
+
+  results.columns[0].ranked = true;
+  EXPECT_EQ(best_of(results, 0), std::nullopt);
+  const std::string text = print_table(results);
+  EXPECT_NE(text.find("Transformer            inf a   1.283\n"), std::string::npos) << text;
+  EXPECT_NE(text.find("Window 1 (control)     nan b       -\n"), std::string::npos) << text;
 }
 
 TEST(PrintTable, ShowsPaperDifferenceMarksAndOrigin) {
