@@ -68,9 +68,7 @@ class Search {
     for (int64_t i = 0; i < count; ++i) {
       const double score = both.data_ptr<double>()[i];
       const int64_t place = static_cast<int64_t>(both.data_ptr<double>()[count + i]);
-      if (std::isnan(score)) {
-        throw Error("the model's scores of the next token are not numbers: it cannot generate");
-      }
+      check_score(score);
       if (score > -INFINITY) all.push_back({place / vocab, place % vocab, score});
     }
     return all;

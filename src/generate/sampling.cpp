@@ -77,8 +77,14 @@ Candidates candidates(const at::Tensor& scores, const Filters& filters) {
 at::Tensor draw(const Candidates& candidates, const at::Tensor& uniform) {
   const at::Tensor reached = candidates.weights.cumsum(-1), whole = reached.slice(1, -1);
   const at::Tensor point = at::minimum((uniform * whole.to(at::kDouble)).to(at::kLong), whole - 1);
-  const at::Tensor place = (reached <= point).sum(-1, true);
+  // A row of NaN may lead past the end, which a device would not survive.
+  const at::Tensor place = (reached <= point).sum(-1, true).clamp_max_(reached.size(1) - 1);
   return (candidates.ids.defined() ? candidates.ids.gather(1, place) : place).squeeze(1);
+}
+
+void check_score(double log_probability) {
+  if (!std::isnan(log_probability)) return;
+  throw Error("the model's scores of the next token are not numbers: it cannot generate");
 }
 
 double uniform_number(uint64_t seed, uint64_t stream, uint64_t position) {

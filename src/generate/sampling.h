@@ -38,11 +38,14 @@ struct Filters {
 // lower id is the likelier. temperature > 0.
 Candidates candidates(const at::Tensor& scores, const Filters& filters);
 
-// The tokens [R] that uniform numbers [R, 1] in [0, 1) fall on.
+// The tokens [R] that uniform numbers [R, 1] in [0, 1) fall on; some token where scores are NaN.
 at::Tensor draw(const Candidates& candidates, const at::Tensor& uniform);
 
 // The number in [0, 1) that decides about one token.
 double uniform_number(uint64_t seed, uint64_t stream, uint64_t position);
+
+// Throws Error where a model said NaN.
+void check_score(double log_probability);
 
 struct Choice {
   int64_t id = -1;               // -1: of no slot

@@ -77,6 +77,9 @@ at::Tensor Sampler::chosen(const at::Tensor& scores, const at::Tensor& numbers,
 
 std::vector<Choice> Sampler::choose(const at::Tensor& logits, const std::vector<int64_t>& slots) {
   const at::NoGradGuard no_grad;
+  TORCH_CHECK_VALUE(logits.dim() == 2 && logits.size(0) == static_cast<int64_t>(slots.size()) &&
+                        logits.size(1) == vocab_,
+                    "expected logits [", slots.size(), ", ", vocab_, "], got ", logits.sizes());
   bool all_greedy = true, some_truncate = false;
   std::vector<int64_t> places = slots;  // in seen_
   for (int64_t& slot : places) {
@@ -107,9 +110,7 @@ std::vector<Choice> Sampler::choose(const at::Tensor& logits, const std::vector<
   for (size_t r = 0; r < slots.size(); ++r) {
     if (slots[r] < 0) continue;
     choices[r] = {static_cast<int64_t>(id[r]), id[slots.size() + r]};
-    if (std::isnan(choices[r].log_probability)) {
-      throw Error("the model's scores of the next token are not numbers: it cannot generate");
-    }
+    check_score(choices[r].log_probability);
     ++rows_[static_cast<size_t>(slots[r])].position;
   }
   return choices;

@@ -150,8 +150,6 @@ TEST(UniformNumbers, AreEvenlySpreadOverSeedsStreamsAndPositions) {
   }
 }
 
-// ---------------------------------------------------------------- Sampler
-
 std::vector<int64_t> ids_of(const std::vector<Choice>& choices) {
   std::vector<int64_t> ids;
   for (const Choice& choice : choices) ids.push_back(choice.id);
@@ -238,6 +236,9 @@ TEST(Sampler, RefusesWhatIsNoNumber) {
   Sampler sampler(1, 4, at::kCPU);
   sampler.begin(0, {}, 0, {});
   EXPECT_THROW(sampler.choose(at::full({1, 4}, NAN), {0}), Error);
+  EXPECT_THROW(sampler.choose(at::tensor({1.0, NAN, 0.0, 2.0}).unsqueeze(0), {0}), Error);
+  EXPECT_THROW(sampler.choose(at::tensor({1.0, INFINITY, 0.0, 2.0}).unsqueeze(0), {0}), Error);
+  EXPECT_THROW(sampler.choose(at::zeros({2, 4}), {0}), c10::ValueError);
 }
 
 TEST(SamplingOptions, ThatMakeNoSenseAreRefused) {
