@@ -80,8 +80,6 @@ std::vector<uint8_t> read_image(const fs::path& path, int64_t index) {
   return image.rgb;
 }
 
-// ---------------------------------------------------------------- what is printed
-
 report::Image picture(const std::vector<uint8_t>& values) {
   report::Image image{kSide, kSide, values};
   image.rgb.resize(kSide * kSide * 3, kUnknown);
@@ -126,8 +124,6 @@ void print_text(const train::Generation& made) {
   }
 }
 
-// ---------------------------------------------------------------- the command
-
 void check_options(const GenerateOptions& options, const train::RunConfig& config) {
   const train::GenerateRequest& request = options.request;
   if (options.beams > 0 && request.samples > options.beams) {
@@ -150,9 +146,22 @@ void check_options(const GenerateOptions& options, const train::RunConfig& confi
   }
 }
 
+// Where the PNG goes; "": there is none. An image takes a while, so that is found out before.
+fs::path picture_path(const GenerateOptions& options, const train::RunConfig& config) {
+  if (config.task.name != "pixels" || (options.json && options.out.empty())) return {};
+  const fs::path path = options.out.empty() ? options.run / "generate.png" : options.out;
+  const fs::path folder = path.parent_path();
+  if (!folder.empty() && !fs::is_directory(folder)) {
+    throw Error(path.string() + ": the picture cannot be written: " + folder.string() +
+                " is not a folder");
+  }
+  return path;
+}
+
 int run_generate(GenerateOptions& options, const Overrides& overrides) {
   const train::RunConfig config = read_run_config(options.run, overrides);
   check_options(options, config);
+  options.out = picture_path(options, config);
   read_prompt(options);
   train::GenerateRequest& request = options.request;
   if (!options.image.empty()) request.image = read_image(options.image, options.image_index);
@@ -164,13 +173,11 @@ int run_generate(GenerateOptions& options, const Overrides& overrides) {
   };
   const train::Generation made =
       train::generate_run(config, request, options.stream ? show : train::OnText());
-  const bool pixels = config.task.name == "pixels";
-  const bool draws = pixels && (!options.json || !options.out.empty());
-  if (draws && options.out.empty()) options.out = options.run / "generate.png";
+  const bool draws = !options.out.empty();
   if (draws) write_images(options, made);
   if (options.json) {
     print_json(made);
-  } else if (pixels) {
+  } else if (draws) {
     std::cout << options.out.string() << "\n";
   } else {
     options.stream ? void(std::cout << "\n") : print_text(made);

@@ -115,7 +115,7 @@ def test_the_same_seed_is_the_same_text(text_run: Path) -> None:
 @pytest.mark.parametrize("which", ["text_run", "pieces_run"])
 def test_a_stream_is_the_text(which: str, request: pytest.FixtureRequest) -> None:
     folder = request.getfixturevalue(which)
-    for seed in range(1, 4):
+    for seed in (1, 2):
         words = ["generate", folder, "--prompt", "the ", "--temperature", "2", "--seed", str(seed)]
         text = output(*words)
         assert output(*words, "--stream") == text
@@ -377,6 +377,8 @@ def test_images_that_cannot_be_read(pixels_run: Path, tmp_path: Path) -> None:
     write_images(images, 2, seed=1)
     assert "--image-index is 2" in refusal("generate", pixels_run, "--image", images,
                                            "--image-index", "2")
+    nowhere = tmp_path / "nowhere" / "x.png"
+    assert "is not a folder" in refusal("generate", pixels_run, "--out", nowhere, code=1)
     assert "an image is made whole" in refusal("generate", pixels_run, "--max-tokens", "5")
     assert "for text" in refusal("generate", pixels_run, "--stream")
 
