@@ -153,7 +153,7 @@ void check_config(const train::RunConfig& config) {
 std::vector<Key> config_keys() {
   Choices choices;
   train::RunConfig config;
-  config.model.max_length = 0;
+  config.model = model_defaults(choices);
   Fields fields = choice_fields(choices);
   const Fields rest = run_fields(config);
   fields.insert(fields.end(), rest.begin(), rest.end());

@@ -298,7 +298,7 @@ Fields attention_fields(const std::string& section, nn::AttentionConfig& attenti
 }  // namespace
 
 Fields choice_fields(Choices& choices) {
-  const std::vector<std::string> presets = {"default", "windowed", "paper"};
+  const std::vector<std::string> presets = {"default", "windowed", "prefix", "paper"};
   const std::string preset_help = "a named combination; the other keys override it";
   return {
       {"model.size",

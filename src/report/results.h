@@ -29,7 +29,7 @@ struct ResultCell {
 };
 
 struct ResultRow {
-  std::string name, role;  // paper, control, windowed, literal
+  std::string name, role;  // paper, control, preset, literal
   std::vector<ResultCell> cells;
 };
 

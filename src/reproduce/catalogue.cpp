@@ -17,7 +17,7 @@ const std::vector<std::string> kScales = {"smoke", "small", "full"};
 
 namespace {
 
-const std::vector<std::string> kRoles = {"paper", "control", "windowed", "literal"};
+const std::vector<std::string> kRoles = {"paper", "control", "preset", "literal"};
 
 bool among(const std::string& word, const std::vector<std::string>& words) {
   return std::find(words.begin(), words.end(), word) != words.end();

@@ -48,7 +48,7 @@ struct Row {
   std::string name;                          // as printed: "Sinkhorn(32)"
   std::string id;                            // the stem of its configuration: sinkhorn-32
   std::string config;                        // file of the folder; "": published only
-  std::string role;                          // paper, control, windowed, literal
+  std::string role;                          // paper, control, preset, literal
   std::vector<std::optional<double>> paper;  // one a column
   std::optional<Elsewhere> elsewhere;
   std::optional<Shape> shape;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <sstream>
 
 #include "sinkhorn/error.h"
@@ -51,11 +52,52 @@ std::string data_folder(const fs::path& given, const std::string& configured) {
   return (place.filename() == name ? place : place / name).string();
 }
 
-// The last name of a path as a configuration states it, in quotes.
+std::string unquoted(std::string value) {
+  std::erase(value, '"');
+  return value;
+}
+
+// The last name of a path.
 std::string dataset_of(std::string path) {
-  std::erase(path, '"');
   while (path.ends_with('/')) path.pop_back();
   return fs::path(path).filename().string();
+}
+
+// The words that say something of a stack of that kind, beside its kind and tie_kv.
+std::vector<std::string> words_of(const std::string& kind, const std::string& sort_net) {
+  if (kind == "full") return {};
+  if (kind == "local") return {"block"};
+  if (kind == "window") return {"block", "window"};
+  if (kind == "sparse") return {"stride", "summary", "merged"};
+  std::vector<std::string> words = {"block",       "sort_net", "pooling", "iterations",
+                                    "temperature", "gumbel",   "columns"};
+  if (sort_net != "bilinear") words.push_back("max_blocks");
+  if (kind == "sortcut") {
+    words.push_back("budget");
+  } else {
+    words.insert(words.end(), {"window", "causal", "combine"});
+  }
+  return words;
+}
+
+// Whether a key has a say in what the configuration trains: a default that changes for others
+// must not make a finished row another one.
+bool in_effect(const std::map<std::string, std::string>& keys, const std::string& key) {
+  const auto value = [&](const std::string& of) {
+    return keys.contains(of) ? keys.at(of) : std::string();
+  };
+  if (among(key, kPassing)) return false;
+  const std::string section = key.substr(0, key.find('.')), word = key.substr(section.size() + 1);
+  const std::string task = value("task.name");
+  if (section == "encoder" || section == "decoder") {
+    if (section == "encoder" ? !has_encoder(task) : !has_decoder(task)) return false;
+    if (word == "causal" && section == "encoder") return false;
+    if (word == "kind" || word == "tie_kv") return true;
+    return among(word, words_of(value(section + ".kind"), value(section + ".sort_net")));
+  }
+  return std::none_of(kGenerated.begin(), kGenerated.end(), [&](const std::string& name) {
+    return key.starts_with("task." + name + "_") && task != name;
+  });
 }
 
 // The same course of training in a quarter of the steps. Schedules that follow the step itself
@@ -77,27 +119,20 @@ bool sorts(const train::RunConfig& config) {
 }
 
 std::string config_hash(const std::string& text) {
-  std::vector<std::pair<std::string, std::string>> keys;
-  std::string line, section, task;
+  std::map<std::string, std::string> keys;
+  std::string line, section;
   for (std::istringstream lines(text); std::getline(lines, line);) {
     if (line.starts_with("[")) section = line.substr(1, line.find(']') - 1);
     const size_t equals = line.find(" = ");
-    if (equals == std::string::npos) continue;
-    const std::string key = section + "." + line.substr(0, equals);
-    if (key == "task.name") task = line.substr(equals + 3);
-    if (key == "task.data") {  // the publisher's folder by name, wherever it lies
-      const std::string dataset = dataset_of(line.substr(equals + 3));
-      if (!dataset.empty()) keys.emplace_back(key, dataset);
-    } else if (!among(key, kPassing)) {
-      keys.emplace_back(key, line.substr(equals + 3));
+    if (equals != std::string::npos) {
+      keys[section + "." + line.substr(0, equals)] = unquoted(line.substr(equals + 3));
     }
   }
+  // The publisher's folder by name, wherever it lies.
+  if (!keys["task.data"].empty()) keys["task.data"] = dataset_of(keys["task.data"]);
   tasks::Key hash;
   for (const auto& [key, value] : keys) {
-    const bool foreign = std::any_of(kGenerated.begin(), kGenerated.end(), [&](const auto& name) {
-      return key.starts_with("task." + name + "_") && task != '"' + name + '"';
-    });
-    if (!foreign) hash.add(key).add(value);
+    if (in_effect(keys, key) && !value.empty()) hash.add(key).add(value);
   }
   return hash.hex().substr(0, 16);
 }

@@ -59,9 +59,11 @@ std::vector<std::string> values(RunConfig config) {
   return all;
 }
 
-TEST(ReadConfig, DefaultsAreThoseOfTheStructs) {
+TEST(ReadConfig, DefaultsAreThoseOfTheStructsAndThePreset) {
   const RunConfig config = read_config("", {});
   RunConfig expected;
+  expected.model.encoder = nn::attention_preset("default", false);
+  expected.model.decoder = nn::attention_preset("default", true);
   expected.model.max_length = 0;  // from the task
   expected.train.run = "runs/sort";
   EXPECT_EQ(values(config), values(expected));
@@ -325,6 +327,8 @@ TEST(WriteConfig, ReadsBackToTheSameForRandomConfigurations) {
     RunConfig config;
     for (const Field& field : run_fields(config)) field.set(draw(field, random), field.key);
     config.model.width = config.model.heads * 8;
+    config.model.encoder = nn::resolve_attention(config.model.encoder, false);
+    config.model.decoder = nn::resolve_attention(config.model.decoder, true);
     config.train.device = tried % 2 ? "cuda:1" : "cpu";
     config.train.seed = random();
     config.optimizer.rate = std::ldexp(1.0 + 1.0 / 3.0, -static_cast<int>(random() % 40));

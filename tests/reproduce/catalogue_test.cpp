@@ -136,7 +136,7 @@ TEST(Catalogue, CausalTablesHaveControls) {
       const nn::AttentionConfig& decoder = config.model.decoder;
       EXPECT_TRUE(windows.contains({decoder.block, decoder.window + 1})) << decoder.block;
     }
-    EXPECT_EQ(roles, (std::set<std::string>{"paper", "control", "windowed", "literal"}));
+    EXPECT_EQ(roles, (std::set<std::string>{"paper", "control", "preset", "literal"}));
   }
 }
 
@@ -197,6 +197,15 @@ TEST(ConfigHash, IsThatOfTheResultAndNotOfThePlace) {
                                                  {"task.recall_pairs", "3"}}) {
     EXPECT_EQ(hash({{key, value}}), plain) << key;
   }
+  // Words that say nothing of a kind, and stacks that a task has not.
+  const auto window = [&](cli::Overrides keys) {
+    keys.insert(keys.end(), {{"attention.kind", "window"}, {"task.name", "recall"}});
+    return hash(keys);
+  };
+  EXPECT_EQ(window({{"attention.iterations", "9"}, {"decoder.columns", "prior"}}), window({}));
+  EXPECT_EQ(window({{"encoder.block", "8"}}), window({}));
+  EXPECT_NE(window({{"decoder.block", "8"}}), window({}));
+  EXPECT_NE(window({{"attention.window", "3"}}), window({}));
   EXPECT_EQ(hash({{"task.data", "here/aclImdb"}}), hash({{"task.data", "/there/aclImdb/"}}));
   EXPECT_NE(hash({{"task.data", "here/aclImdb"}}), hash({{"task.data", "here/SST-2"}}));
   for (const auto& [key, value] : cli::Overrides{{"train.steps", "7"},
