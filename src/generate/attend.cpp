@@ -66,8 +66,28 @@ at::Tensor average(const at::Tensor& query, const Seen& seen) {
 
 }  // namespace
 
+ops::DecodeLayer decode_layer(const KeyValues& cache, const SortedBlock* sorted,
+                              const at::Tensor& places, const AttendRules& rules) {
+  ops::DecodeLayer layer;
+  layer.places = places;
+  layer.key = cache.key;
+  layer.value = cache.value;
+  layer.block = rules.block;
+  layer.window = rules.window;
+  layer.inclusive = rules.inclusive;
+  if (sorted == nullptr) return layer;
+  layer.sorted_key = sorted->key;
+  layer.sorted_value = sorted->value;
+  layer.live = sorted->live;
+  layer.own_share = sorted->own;
+  return layer;
+}
+
 at::Tensor decode_attend(const at::Tensor& query, const KeyValues& cache, const SortedBlock* sorted,
                          const at::Tensor& places, const AttendRules& rules) {
+  if (ops::covers_decode(cache.key) && (sorted == nullptr || rules.combine == "concat")) {
+    return ops::decode_attend(decode_layer(cache, sorted, places, rules), query);
+  }
   const double scale = 1.0 / std::sqrt(static_cast<double>(query.size(2)));
   const at::Tensor q = (widen(query) * scale).unsqueeze(2);
   const Seen local = local_positions(cache, places, rules);

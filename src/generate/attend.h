@@ -6,6 +6,8 @@
 
 #include <string>
 
+#include "ops/decode/decode.h"
+
 namespace sinkhorn::generate {
 
 // The keys and values of every slot, [B, H, C, D], C a multiple of the block; 0 where none is yet.
@@ -27,6 +29,10 @@ struct AttendRules {
   bool inclusive = false;
   std::string combine = "concat";
 };
+
+// The same for the kernels of decoding. sorted: null for none.
+ops::DecodeLayer decode_layer(const KeyValues& cache, const SortedBlock* sorted,
+                              const at::Tensor& places, const AttendRules& rules);
 
 // The operator `attention` for one query a slot: query [B, H, D], at place [B] int64, whose own key
 // and value are in the cache already. Without a sorted block: the local term alone.

@@ -43,6 +43,13 @@ SelfState::SelfState(nn::SinkhornAttention& attention, const StateSize& size)
       {size.batch, place.heads, blocks * rules_.block, place.width / place.heads}, size.options);
   cache_.value = attention.config().tie_kv ? cache_.key : at::zeros_like(cache_.key);
   if (attention.sorts()) sort_.emplace(attention, size);
+  by_kernels_ = ops::covers_decode(cache_.key);
+}
+
+bool SelfState::depends_on_end(bool begins) const {
+  const std::string& kind = attention_.config().kind;
+  return kind == "full" || kind == "mixture" || kind == "sparse" ||
+         (begins && sort_.has_value() && !by_kernels_);
 }
 
 std::vector<at::Tensor> SelfState::tensors(int64_t end) const {
@@ -66,10 +73,29 @@ at::Tensor SelfState::prefill(const at::Tensor& input, const Prompt& prompt) {
 
 at::Tensor SelfState::step(const at::Tensor& x, const Step& step) {
   const nn::SinkhornAttention::Heads heads = attention_.project(x);
-  write_at(cache_.key, step.places, heads.key, step.active);
-  if (!attention_.config().tie_kv) write_at(cache_.value, step.places, heads.value, step.active);
-  if (sort_.has_value()) sort_->step(x.squeeze(1), cache_, step);
+  if (by_kernels_) {
+    keep(x, heads, step);
+  } else {
+    write_at(cache_.key, step.places, heads.key, step.active);
+    if (!attention_.config().tie_kv) write_at(cache_.value, step.places, heads.value, step.active);
+    if (sort_.has_value()) sort_->step(x.squeeze(1), cache_, step);
+  }
   return attention_.output(attend(heads.query, step));
+}
+
+void SelfState::keep(const at::Tensor& x, const nn::SinkhornAttention::Heads& heads,
+                     const Step& step) {
+  const SortedBlock* sorted = sort_.has_value() ? &sort_->sorted() : nullptr;
+  ops::DecodeLayer layer = decode_layer(cache_, sorted, step.places, rules_);
+  layer.active = step.active;
+  const at::Tensor key = heads.key.squeeze(2), value = heads.value.squeeze(2);
+  if (sorted == nullptr) {
+    ops::decode_keep(layer, key, value, nullptr);
+    return;
+  }
+  const ops::DecodePools pools = sort_->pools(x.squeeze(1), step.begins);
+  ops::decode_keep(layer, key, value, &pools);
+  if (step.begins) sort_->begin_blocks(layer, pools);
 }
 
 at::Tensor SelfState::attend(const at::Tensor& query, const Step& step) const {

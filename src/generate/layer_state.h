@@ -46,6 +46,11 @@ class SortState {
   // x [B, E]; the token's key and value are in the cache.
   void step(const at::Tensor& x, const KeyValues& cache, const Step& step);
 
+  // The same by kernels: what a token x [B, E] is pooled into, and, once it has been, the sorted
+  // blocks of the slots that begin one.
+  ops::DecodePools pools(const at::Tensor& x, bool begins) const;
+  void begin_blocks(const ops::DecodeLayer& layer, const ops::DecodePools& pools);
+
   const SortedBlock& sorted() const { return sorted_; }
   std::vector<at::Tensor> tensors(int64_t end) const;
 
@@ -83,7 +88,12 @@ class SelfState {
   // What the first `end` tokens of the slots have left.
   std::vector<at::Tensor> tensors(int64_t end) const;
 
+  // Whether the shapes of a step depend on its `end`.
+  bool depends_on_end(bool begins) const;
+
  private:
+  // Takes in a token, x [B, 1, E], by the kernels of decoding.
+  void keep(const at::Tensor& x, const nn::SinkhornAttention::Heads& heads, const Step& step);
   // query [B, H, 1, D] -> [B, H, 1, D]
   at::Tensor attend(const at::Tensor& query, const Step& step) const;
   at::Tensor attend_past(const at::Tensor& query, const Step& step) const;
@@ -94,6 +104,7 @@ class SelfState {
   AttendRules rules_;
   KeyValues cache_;
   std::optional<SortState> sort_;
+  bool by_kernels_ = false;
 };
 
 // Attention to an encoder's output, whose keys and values are made once.

@@ -1,5 +1,7 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/gather.h>
 #include <ATen/ops/where.h>
@@ -148,6 +150,33 @@ void SortState::step(const at::Tensor& x, const KeyValues& cache, const Step& st
   const at::Tensor first = begun.slots.unsqueeze(1);
   update_slots(pooled_, step.active, recent_ ? at::where(first, 0.0, sum) : sum);
   if (own_sources_) update_slots(own_, step.active, at::where(first, x, own_ + x));
+}
+
+ops::DecodePools SortState::pools(const at::Tensor& x, bool begins) const {
+  ops::DecodePools pools{x, pooled_, own_, ops::parse_pool_mode("decoder", config_.pooling)};
+  if (!begins) return pools;
+  pools.destination = at::empty(pooled_.sizes(), pooled_.options().dtype(at::kFloat));
+  if (own_sources_) pools.source = at::empty_like(pools.destination);
+  return pools;
+}
+
+void SortState::begin_blocks(const ops::DecodeLayer& layer, const ops::DecodePools& pools) {
+  ops::DecodeRows rows;
+  const at::Tensor destinations = pools.destination.unsqueeze(1);
+  if (net_.bilinear()) {
+    rows.destination = net_.project_destinations(destinations).squeeze(2);
+    rows.source =
+        net_.project_sources(own_sources_ ? pools.source.unsqueeze(1) : destinations).squeeze(2);
+    rows.sources = sources_;
+    rows.own_sources = own_sources_;
+  } else {
+    rows.logits = net_.rows(destinations, {}).select(2, 0);
+  }
+  rows.sums = sums_;
+  rows.iterations = config_.iterations;
+  rows.columns = ops::parse_columns("decoder", config_.columns);
+  rows.temperature = config_.temperature;
+  ops::decode_sort(layer, rows);
 }
 
 // A source described by its own tokens is complete when the next block begins.

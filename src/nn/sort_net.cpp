@@ -49,9 +49,13 @@ at::Tensor SortNet::project_sources(const at::Tensor& pooled) {
   return split_heads(source_->forward(pooled), place_.heads);
 }
 
+at::Tensor SortNet::project_destinations(const at::Tensor& pooled) {
+  return split_heads(destination_->forward(pooled), place_.heads);
+}
+
 at::Tensor SortNet::rows(const at::Tensor& pooled, const at::Tensor& sources) {
   if (bilinear()) {
-    const at::Tensor d = split_heads(destination_->forward(pooled), place_.heads);
+    const at::Tensor d = project_destinations(pooled);
     return at::matmul(d, sources.transpose(2, 3)) / std::sqrt(static_cast<double>(d.size(3)));
   }
   at::Tensor y = first_->forward(pooled);

@@ -29,9 +29,11 @@ class SortNet : public torch::nn::Module {
   // the logits; sources, for `bilinear` alone, are [B, H, N, D]. [B, H, R, N], or as many columns
   // as the network has.
   at::Tensor rows(const at::Tensor& pooled, const at::Tensor& sources);
-  // bilinear: the projected sources of x [B, H, N, D], and of pooled ones [B, N, E].
+  // bilinear: the projected sources of x [B, H, N, D], and of pooled ones [B, N, E]; what rows
+  // multiplies with them, [B, H, R, D].
   at::Tensor sources(const at::Tensor& x, const std::optional<at::Tensor>& mask);
   at::Tensor project_sources(const at::Tensor& pooled);
+  at::Tensor project_destinations(const at::Tensor& pooled);
   // Whether a source is described by its own tokens alone, rather than as a destination is.
   bool own_sources() const { return place_.decoder && config_.causal == "strict"; }
   bool bilinear() const { return destination_ != nullptr; }

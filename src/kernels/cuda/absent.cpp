@@ -3,6 +3,7 @@
 
 #include "kernels/cuda/balance.h"
 #include "kernels/cuda/cross_entropy.h"
+#include "kernels/cuda/decode.h"
 #include "kernels/cuda/feed_forward.h"
 #include "kernels/cuda/norm.h"
 #include "kernels/cuda/pool.h"
@@ -47,6 +48,13 @@ void launch_feed_forward_bwd(const FeedForwardParams&, Stream) { absent(); }
 bool covers_cross_entropy(int64_t, int64_t) { return false; }
 void launch_cross_entropy_fwd(const CrossEntropyParams&, Stream) { absent(); }
 void launch_scale(const ScaleParams&, Stream) { absent(); }
+
+bool covers_decode(Type, int64_t) { return false; }
+void launch_decode_keep(const DecodeKeepParams&, Stream) { absent(); }
+void launch_decode_balance(const DecodeBalanceParams&, Stream) { absent(); }
+int decode_sort_splits(const DecodeState&, int64_t) { absent(); }
+void launch_decode_sort(const DecodeSortParams&, Stream) { absent(); }
+void launch_decode_attend(const DecodeAttendParams&, Stream) { absent(); }
 
 bool covers_balance(const BalanceParams&) { return false; }
 int64_t balance_fwd_scratch(const BalanceParams&) { absent(); }
