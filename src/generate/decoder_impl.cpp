@@ -91,6 +91,10 @@ Decoder::Impl::Impl(std::shared_ptr<models::Model> model, models::DecoderParts p
   source_read_.assign(static_cast<size_t>(size_.batch), false);
   source_real_ = at::zeros({size_.batch, 0}, size_.options.dtype(at::kBool));
   places_ = at::zeros({size_.batch}, size_.options.dtype(at::kLong));
+  auto stream = options.graph ? ops::make_capture_stream(device()) : nullptr;
+  if (stream == nullptr) return;
+  ids_ = at::zeros_like(places_);
+  graphs_ = std::make_unique<StepGraphs>(std::move(stream));
 }
 
 at::Tensor Decoder::Impl::prefill(at::Tensor ids, const std::optional<at::Tensor>& mask,
@@ -158,6 +162,7 @@ void Decoder::Impl::read(const at::Tensor& sources, const std::optional<at::Tens
   if (length > held) {
     for (CrossState& state : cross_) state.resize(length);
     source_real_ = at::constant_pad_nd(source_real_, {0, length - held});
+    if (graphs_ != nullptr) graphs_->forget();
   }
   const at::Tensor at_slots = index(slots);
   states = states.to(c10::typeMetaToScalarType(size_.options.dtype()));
@@ -182,7 +187,9 @@ at::Tensor Decoder::Impl::step(const at::Tensor& ids) {
     begins = begins || (id[s] >= 0 && lengths_[s] % block_ == 0);
     end = std::max(end, std::min(lengths_[s] + 1, size_.capacity));
   }
-  const at::Tensor logits = run_step(ids.to(device(), /*non_blocking=*/true), begins, end);
+  const at::Tensor logits = graphs_ != nullptr
+                                ? replay_step(ids, begins, end)
+                                : run_step(ids.to(device(), /*non_blocking=*/true), begins, end);
   for (size_t s = 0; s < lengths_.size(); ++s) lengths_[s] += id[s] >= 0 ? 1 : 0;
   keep_copies();
   return logits;
@@ -203,6 +210,16 @@ at::Tensor Decoder::Impl::run_step(const at::Tensor& ids, bool begins, int64_t e
   const at::Tensor y = parts_.stack->forward(x, context_, attentions);
   places_.add_(step.active);
   return parts_.logits(y.squeeze(1));
+}
+
+at::Tensor Decoder::Impl::replay_step(const at::Tensor& ids, bool begins, int64_t end) {
+  ids_.copy_(ids, /*non_blocking=*/true);
+  const bool by_end = std::any_of(self_.begin(), self_.end(), [&](const SelfState& state) {
+    return state.depends_on_end(begins);
+  });
+  const int64_t rounded = rounded_end(end, size_.capacity);
+  return graphs_->run({begins, by_end ? rounded : 0},
+                      [&] { return run_step(ids_, begins, rounded); });
 }
 
 void Decoder::Impl::reorder(const at::Tensor& sources) {

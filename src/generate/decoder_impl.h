@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "generate/layer_state.h"
+#include "generate/step_graphs.h"
 #include "sinkhorn/generate.h"
 
 namespace sinkhorn::generate {
@@ -33,6 +34,8 @@ class Decoder::Impl {
   // One token in every slot where ids [B] is not negative. Fixed shapes for the same begins and
   // end, places from the device, no waiting: what a graph can hold.
   at::Tensor run_step(const at::Tensor& ids, bool begins, int64_t end);
+  // The same from a graph, where there is one by now.
+  at::Tensor replay_step(const at::Tensor& ids, bool begins, int64_t end);
 
   std::vector<int64_t> checked_slots(const std::vector<int64_t>& slots, int64_t rows) const;
   void check_evaluating() const;
@@ -57,6 +60,8 @@ class Decoder::Impl {
   std::vector<int64_t> lengths_;   // [B]
   at::Tensor places_;              // the same on the device
   std::unique_ptr<nn::CopyScope> copies_;
+  at::Tensor ids_;                      // [B]: what the graphs read
+  std::unique_ptr<StepGraphs> graphs_;  // null: steps run as they are
 };
 
 }  // namespace sinkhorn::generate

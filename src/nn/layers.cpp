@@ -29,7 +29,7 @@ std::optional<at::Tensor> ParameterCopy::find(const at::Tensor& parameter, at::S
 
 CopyScope::CopyScope(torch::nn::Module& root) {
   const at::NoGradGuard no_grad;
-  std::vector<at::Tensor> from, to;
+  std::vector<at::Tensor> from;
   for (const auto& module : root.modules(/*include_self=*/false)) {
     auto* holder = dynamic_cast<CopyHolder*>(module.get());
     if (holder == nullptr) continue;
@@ -43,11 +43,11 @@ CopyScope::CopyScope(torch::nn::Module& root) {
       }
       copies_.push_back(copy);
       from.push_back(parameter.detach());
-      to.push_back(copy->copy_);
+      memory_.push_back(copy->copy_);
     }
   }
-  if (to.empty()) return;
-  at::_foreach_copy_(to, from);
+  if (memory_.empty()) return;
+  at::_foreach_copy_(memory_, from);
   for (ParameterCopy* copy : copies_) copy->fresh_ = true;
 }
 

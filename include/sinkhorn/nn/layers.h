@@ -50,6 +50,7 @@ class CopyScope {
 
  private:
   std::vector<ParameterCopy*> copies_;
+  std::vector<at::Tensor> memory_;  // the copies themselves: a captured graph may read them
 };
 
 // While one lives, modules made on this thread leave their weights as memory comes: for a model
