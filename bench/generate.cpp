@@ -1,0 +1,266 @@
+// Decoding: tokens a second beside the same model with full attention and a cache of keys and
+// values, and beside recomputing everything for each token.
+//
+//   bench_generate [--contexts 1024,4096,16384,65536] [--batches 1,64] [--tokens 640]
+//                  [--seconds 2] [--device cuda] [--model base] [--note TEXT] [--out FILE]
+//
+// A token counts from its id on the host to the next one's: ids are sent, the step runs, the
+// largest logit is chosen and fetched. Weights are random, products and caches bf16. In a batch the
+// slots stand at different offsets of their blocks, so that blocks begin in nearly every step. What
+// is cached is compared with the full pass first; nothing is printed on a mismatch.
+#include "sinkhorn/generate.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <fstream>
+#include <iostream>
+#include <map>
+#include <sstream>
+
+#include "sinkhorn/error.h"
+
+namespace sinkhorn {
+namespace {
+
+using generate::Decoder;
+using models::LanguageModel;
+using Clock = std::chrono::steady_clock;
+
+constexpr int64_t kVocab = 32000;
+constexpr int64_t kCheckedPrompt = 300, kCheckedTokens = 200;
+
+struct Options {
+  std::vector<int64_t> contexts{1024, 4096, 16384, 65536}, batches{1, 64};
+  int64_t tokens = 640;
+  double seconds = 2.0;  // at most, for one measurement
+  std::string device = "cuda", model = "base", note, out;
+};
+
+struct Row {
+  std::string side;
+  int64_t context = 0, batch = 0;
+  std::vector<double> seconds;  // of each step, sorted
+  double state_bytes = 0;       // a token
+
+  double at(double quantile) const {
+    const auto last = static_cast<double>(seconds.size() - 1);
+    return seconds[static_cast<size_t>(quantile * last + 0.5)];
+  }
+  double tokens_per_second() const {
+    double sum = 0;
+    for (const double s : seconds) sum += s;
+    return static_cast<double>(batch) * static_cast<double>(seconds.size()) / sum;
+  }
+};
+
+std::vector<int64_t> numbers(const std::string& text) {
+  std::vector<int64_t> all;
+  std::istringstream stream(text);
+  for (std::string word; std::getline(stream, word, ',');) all.push_back(std::stoll(word));
+  return all;
+}
+
+Options parse(int argc, char** argv) {
+  Options o;
+  for (int i = 1; i + 1 < argc; i += 2) {
+    const std::string name = argv[i], value = argv[i + 1];
+    if (name == "--contexts")
+      o.contexts = numbers(value);
+    else if (name == "--batches")
+      o.batches = numbers(value);
+    else if (name == "--tokens")
+      o.tokens = std::stoll(value);
+    else if (name == "--seconds")
+      o.seconds = std::stod(value);
+    else if (name == "--device")
+      o.device = value;
+    else if (name == "--model")
+      o.model = value;
+    else if (name == "--note")
+      o.note = value;
+    else if (name == "--out")
+      o.out = value;
+    else
+      throw UsageError("bench_generate: unknown option " + name);
+  }
+  if (argc % 2 == 0) throw UsageError("bench_generate: every option takes a value");
+  return o;
+}
+
+std::shared_ptr<LanguageModel> make_model(const Options& o, nn::AttentionConfig attention) {
+  models::ModelConfig config = models::model_size(o.model);
+  attention.block = 64;
+  config.decoder = attention;
+  config.vocab = kVocab;
+  config.max_length = *std::max_element(o.contexts.begin(), o.contexts.end()) + o.tokens;
+  at::manual_seed(1);
+  auto model = std::make_shared<LanguageModel>(config);
+  model->to(at::Device(o.device));
+  model->eval();
+  return model;
+}
+
+at::Tensor random_ids(int64_t rows, int64_t length) {
+  return at::randint(3, kVocab, {rows, length}, at::kLong);
+}
+
+// Logits after the last token of ids [B, L], recomputed.
+at::Tensor recompute(LanguageModel& model, const at::Tensor& ids, at::ScalarType compute) {
+  const at::NoGradGuard no_grad;
+  const models::DecoderParts parts = model.decoder_parts();
+  nn::Context context;
+  context.compute = compute;
+  const at::Tensor y = parts.stack->forward(parts.embedding->forward(ids), context);
+  return parts.logits(y.select(1, y.size(1) - 1));
+}
+
+double distance(const at::Tensor& a, const at::Tensor& b) {
+  return (a.to(at::kDouble) - b.to(at::kDouble)).square().mean().sqrt().item<double>();
+}
+
+// Cached bf16 may be twice as far from the float32 pass as the full bf16 pass is.
+void check(const std::shared_ptr<LanguageModel>& model, const std::string& side) {
+  const at::Device device = model->parameters()[0].device();
+  const at::Tensor ids = random_ids(2, kCheckedPrompt + kCheckedTokens);
+  Decoder decoder(model, {.batch = 2, .capacity = ids.size(1), .compute = at::kBFloat16});
+  decoder.prefill(ids.slice(1, 0, kCheckedPrompt));
+  double cached = 0, full = 0;
+  for (int64_t t = kCheckedPrompt; t < ids.size(1); ++t) {
+    const at::Tensor logits = decoder.step(ids.select(1, t));
+    if (t % 64 > 2 && t % 7 != 0) continue;  // blocks' first tokens, and some others
+    const at::Tensor past = ids.slice(1, 0, t + 1).to(device);
+    const at::Tensor exact = recompute(*model, past, at::kFloat);
+    cached += distance(logits, exact);
+    full += distance(recompute(*model, past, at::kBFloat16), exact);
+  }
+  if (cached <= 2.0 * full) return;
+  throw Error("bench_generate: " + side + ": cached decoding is " + std::to_string(cached / full) +
+              " times as far from float32 as the full pass in bf16; nothing was timed");
+}
+
+class Timer {
+ public:
+  explicit Timer(const Options& o) : options_(o), begin_(Clock::now()) {}
+  bool goes_on() const {
+    return static_cast<int64_t>(all_.size()) < options_.tokens &&
+           (all_.size() < 8 || since(begin_) < options_.seconds);
+  }
+  template <class F>
+  void time(const F& f) {
+    const auto start = Clock::now();
+    f();
+    all_.push_back(since(start));
+  }
+  std::vector<double> sorted() {
+    std::sort(all_.begin(), all_.end());
+    return all_;
+  }
+
+ private:
+  static double since(Clock::time_point start) {
+    return std::chrono::duration<double>(Clock::now() - start).count();
+  }
+  const Options& options_;
+  Clock::time_point begin_;
+  std::vector<double> all_;
+};
+
+at::Tensor chosen(const at::Tensor& logits) { return logits.argmax(-1).cpu(); }
+
+// Every slot holds about `context` tokens, slot s at an offset of its own.
+at::Tensor begin(Decoder& decoder, int64_t context) {
+  const int64_t batch = decoder.batch(), spread = batch - 1;
+  decoder.prefill(random_ids(1, std::max<int64_t>(context - spread, 1)));
+  decoder.reorder(at::zeros({batch}, at::kLong));
+  const at::Tensor slots = at::arange(batch);
+  at::Tensor next = random_ids(1, batch)[0];
+  for (int64_t t = 0; t < spread; ++t) {
+    chosen(decoder.step(at::where(slots > t, next, -1)));
+  }
+  return next;
+}
+
+Row cached(const Options& o, const std::shared_ptr<LanguageModel>& model, int64_t context,
+           int64_t batch, const std::string& side) {
+  // Both kinds of step run, are captured and replayed before anything is timed.
+  constexpr int64_t kWarmUp = 4 * 64;
+  const int64_t capacity = context + kWarmUp + o.tokens + 1;
+  Decoder decoder(model, {.batch = batch, .capacity = capacity, .compute = at::kBFloat16});
+  at::Tensor next = begin(decoder, context);
+  Timer warm_up(o);
+  for (int64_t t = 0; t < kWarmUp && warm_up.goes_on(); ++t) {
+    warm_up.time([&] { next = chosen(decoder.step(next)); });
+  }
+  Timer timer(o);
+  while (timer.goes_on()) timer.time([&] { next = chosen(decoder.step(next)); });
+  const auto slots = static_cast<double>(batch * decoder.capacity());
+  return {side, context, batch, timer.sorted(), static_cast<double>(decoder.state_bytes()) / slots};
+}
+
+Row recomputed(const Options& o, const std::shared_ptr<LanguageModel>& model, int64_t context) {
+  const at::Tensor ids = random_ids(1, context).to(at::Device(o.device));
+  const auto token = [&] { chosen(recompute(*model, ids, at::kBFloat16)); };
+  token();
+  const nn::CopyScope copies(*model);
+  token();
+  Options few = o;
+  few.tokens = 20;
+  Timer timer(few);
+  while (timer.goes_on()) timer.time(token);
+  return {"recomputed", context, 1, timer.sorted(), 0.0};
+}
+
+void print(const Row& r, const Options& o, std::ostream* sink) {
+  std::printf("| %s | %lld | %lld | %.0f | %.3f | %.3f | %.3f | %.0f |\n", r.side.c_str(),
+              static_cast<long long>(r.batch), static_cast<long long>(r.context),
+              r.tokens_per_second(), 1e3 * r.at(0.5), 1e3 * r.at(0.99), 1e3 * r.at(1.0),
+              r.state_bytes);
+  std::fflush(stdout);
+  if (sink == nullptr) return;
+  *sink << "{\"bench\": \"generate\", \"side\": \"" << r.side << "\", \"model\": \"" << o.model
+        << "\", \"device\": \"" << o.device << "\", \"note\": \"" << o.note
+        << "\", \"batch\": " << r.batch << ", \"context\": " << r.context
+        << ", \"steps\": " << r.seconds.size()
+        << ", \"tokens_per_second\": " << r.tokens_per_second()
+        << ", \"median_ms\": " << 1e3 * r.at(0.5) << ", \"p99_ms\": " << 1e3 * r.at(0.99)
+        << ", \"longest_ms\": " << 1e3 * r.at(1.0)
+        << ", \"state_bytes_per_token\": " << r.state_bytes << "}" << std::endl;
+}
+
+void run(const Options& o) {
+  const auto ours = make_model(o, nn::attention_preset("default", true));
+  const auto full = make_model(o, {.kind = "full"});
+  check(ours, "ours");
+  check(full, "full");
+  std::ofstream file;
+  if (!o.out.empty()) file.open(o.out);
+  std::ostream* sink = o.out.empty() ? nullptr : &file;
+  std::printf(
+      "%s, %s, bf16, vocabulary %lld %s\n\n| | batch | context | tokens/s | median ms | 99%% ms | "
+      "longest ms | state bytes a token |\n|---|---|---|---|---|---|---|---|\n",
+      o.model.c_str(), o.device.c_str(), static_cast<long long>(kVocab), o.note.c_str());
+  for (const int64_t batch : o.batches) {
+    for (const int64_t context : o.contexts) {
+      print(cached(o, ours, context, batch, "ours"), o, sink);
+      print(cached(o, full, context, batch, "full"), o, sink);
+      if (batch == 1) print(recomputed(o, ours, context), o, sink);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace sinkhorn
+
+int main(int argc, char** argv) {
+  try {
+    sinkhorn::run(sinkhorn::parse(argc, argv));
+    return 0;
+  } catch (const std::exception& error) {
+    std::cerr << error.what() << std::endl;
+    return 1;
+  }
+}
