@@ -37,10 +37,9 @@ at::Tensor gumbel_like(const at::Tensor& logits) {
 }  // namespace
 
 SinkhornAttention::SinkhornAttention(const AttentionConfig& config, const AttentionPlace& place)
-    : config_(config), place_(place) {
+    : config_(resolve_attention(config, place.decoder)), place_(place) {
   check_attention(config, place.decoder);
   check_place(place);
-  if (config_.columns == "auto") config_.columns = place.decoder ? "prefix" : "full";
   const int64_t parts = config.tie_kv ? 2 : 3;
   qkv_ = register_module("qkv",
                          std::make_shared<Linear>(place.width, parts * place.width, false, parts));

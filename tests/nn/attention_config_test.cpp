@@ -136,7 +136,8 @@ TEST(CheckAttention, WhatDoesNotGoTogether) {
        "sortcut cannot be used in a decoder: every query reads the same few sorted blocks of the "
        "whole sequence, so each new token would need all of it computed again"},
       {true, [](auto& c) { c.causal = "inclusive", c.window = 1; },
-       "causal 'inclusive' sorts the own block in and needs window 0; use causal 'strict'"},
+       "causal 'inclusive' sorts the own block in and needs window 0; set it, or use causal "
+       "'strict'"},
       {true, [](auto& c) { c.combine = "logits"; },
        "combine 'logits' adds a query's own block to the sorted one and needs causal 'inclusive'; "
        "the first blocks of 'strict' have no sorted one"},
