@@ -6,10 +6,10 @@
 
 #include "sinkhorn/error.h"
 #include "sinkhorn/generate.h"
-#include "tasks/files.h"
 #include "tasks/text_stream.h"
 #include "tasks/tokenizer.h"
 #include "train/open_run.h"
+#include "train/prompt.h"
 
 namespace sinkhorn::train {
 namespace {
@@ -28,8 +28,6 @@ struct Plan {
   generate::StopOptions stop;
 };
 
-[[noreturn]] void refuse_prompt(const std::string& why) { throw UsageError("the prompt " + why); }
-
 std::vector<int32_t> read_prompt(const tasks::Task& task, const GenerateRequest& request) {
   if (!request.image.empty()) {
     std::vector<int32_t> half;
@@ -38,27 +36,7 @@ std::vector<int32_t> read_prompt(const tasks::Task& task, const GenerateRequest&
     }
     return half;
   }
-  if (!request.prompt.has_value()) return {};
-  const std::string& text = *request.prompt;
-  if (text.empty()) refuse_prompt("is empty; leave it out to begin as the training data does");
-  for (size_t i = 0, count = 0; i < text.size(); i += count) {
-    count = tasks::character_bytes(std::string_view(text).substr(i));
-    if (count == 0) refuse_prompt("is not UTF-8 text from byte " + std::to_string(i + 1) + " on");
-  }
-  std::vector<int32_t> ids;
-  try {
-    ids = task.ids(text);
-  } catch (const Error& error) {
-    refuse_prompt(std::string("cannot be read: ") + error.what());
-  }
-  if (ids.empty() || ids.front() == tasks::kEnd) refuse_prompt("holds nothing to go on from");
-  return ids;
-}
-
-void check_fits(size_t tokens, int64_t most, const char* what) {
-  if (static_cast<int64_t>(tokens) <= most) return;
-  refuse_prompt(std::string("has ") + std::to_string(tokens) + " " + what +
-                "; this model reads at most " + std::to_string(most));
+  return request.prompt.has_value() ? prompt_ids(task, *request.prompt) : std::vector<int32_t>();
 }
 
 // Tokens to make where the request leaves it to the task.
@@ -100,21 +78,19 @@ Plan make_plan(const OpenRun& run, const std::string& task, const GenerateReques
   plan.prompt = {frame.begin};
   if (run.task->info().model == tasks::ModelKind::kSeq2Seq) {
     plan.source.assign(given.begin(), given.end());
-    check_fits(given.size(), capacity, "tokens, its end included");
+    check_prompt_fits(given.size(), capacity, "tokens, its end included");
   } else {
     plan.prompt.insert(plan.prompt.end(), given.begin(), given.end());
-    check_fits(given.size(), capacity - 1, "tokens");
+    check_prompt_fits(given.size(), capacity - 1, "tokens");
     if (task == "lm" || task == "text") plan.shown = given;
   }
   const bool asks = task == "sort" || task == "recall";
   plan.sampling = request.sampling;
   plan.sampling.temperature = request.temperature.value_or(asks ? 0.0 : 1.0);
+  plan.stop = task_stops(task, request.ignore_end);
   plan.stop.max_tokens =
       request.max_tokens.value_or(usual_tokens(task, plan, given.size(), capacity));
   if (plan.stop.max_tokens < 1) refuse_prompt("leaves nothing to be made");
-  plan.stop.never_tokens = {tasks::kPad, tasks::kBegin};
-  if (!frame.ends) plan.stop.never_tokens.push_back(tasks::kEnd);
-  if (frame.ends && !request.ignore_end) plan.stop.stop_tokens = {tasks::kEnd};
   plan.stop.interrupted = request.interrupted;
   return plan;
 }

@@ -1,0 +1,42 @@
+#include "train/prompt.h"
+
+#include "sinkhorn/error.h"
+#include "tasks/files.h"
+#include "tasks/tokenizer.h"
+
+namespace sinkhorn::train {
+
+void refuse_prompt(const std::string& why) { throw UsageError("the prompt " + why); }
+
+std::vector<int32_t> prompt_ids(const tasks::Task& task, const std::string& text) {
+  if (text.empty()) refuse_prompt("is empty; leave it out to begin as the training data does");
+  for (size_t i = 0, count = 0; i < text.size(); i += count) {
+    count = tasks::character_bytes(std::string_view(text).substr(i));
+    if (count == 0) refuse_prompt("is not UTF-8 text from byte " + std::to_string(i + 1) + " on");
+  }
+  std::vector<int32_t> ids;
+  try {
+    ids = task.ids(text);
+  } catch (const Error& error) {
+    refuse_prompt(std::string("cannot be read: ") + error.what());
+  }
+  if (ids.empty() || ids.front() == tasks::kEnd) refuse_prompt("holds nothing to go on from");
+  return ids;
+}
+
+void check_prompt_fits(size_t tokens, int64_t most, const char* what) {
+  if (static_cast<int64_t>(tokens) <= most) return;
+  refuse_prompt("has " + std::to_string(tokens) + " " + what + "; this model reads at most " +
+                std::to_string(most));
+}
+
+generate::StopOptions task_stops(const std::string& task, bool ignore_end) {
+  const tasks::Framing frame = tasks::framing(task);
+  generate::StopOptions stop;
+  stop.never_tokens = {tasks::kPad, tasks::kBegin};
+  if (!frame.ends) stop.never_tokens.push_back(tasks::kEnd);
+  if (frame.ends && !ignore_end) stop.stop_tokens = {tasks::kEnd};
+  return stop;
+}
+
+}  // namespace sinkhorn::train

@@ -1,0 +1,25 @@
+// What people ask a model to go on from, as it reads it. No Torch in this header.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "sinkhorn/sampling.h"
+#include "tasks/task.h"
+
+namespace sinkhorn::train {
+
+// Throws UsageError "the prompt ...".
+[[noreturn]] void refuse_prompt(const std::string& why);
+
+// Throws UsageError for a text that is empty, not UTF-8, or that the task cannot read.
+std::vector<int32_t> prompt_ids(const tasks::Task& task, const std::string& text);
+
+// Throws UsageError where there are more than `most`; what: "tokens", and which.
+void check_prompt_fits(size_t tokens, int64_t most, const char* what = "tokens");
+
+// What ends a sequence of the task, and what must not be said in one.
+generate::StopOptions task_stops(const std::string& task, bool ignore_end);
+
+}  // namespace sinkhorn::train
