@@ -269,16 +269,7 @@ Command add_generate(CLI::App& program) {
       ->type_name("TEXT")
       ->capture_default_str();
   auto overrides = add_run_key_options(*app);
-  for (const char* key : {"device", "precision"}) {
-    app->add_option_function<std::string>(
-           std::string("--") + key,
-           [overrides, name = std::string("train.") + key](const std::string& value) {
-             overrides->emplace_back(name, value);
-           },
-           std::string("the same as --train.") + key)
-        ->type_name("TEXT")
-        ->default_str("as trained");
-  }
+  add_device_options(*app, overrides);
   return {app, [options, overrides] { return run_generate(*options, *overrides); }};
 }
 

@@ -46,8 +46,9 @@ train::RunConfig read_run_config(const std::filesystem::path& run, const Overrid
   const bool trained = std::filesystem::exists(run / "config.ini");
   const std::filesystem::path path = run / (trained ? "config.ini" : "config.json");
   if (!std::filesystem::exists(path)) {
-    throw UsageError(run.string() +
-                     ": not the folder of a run; expected config.ini (an export: config.json) in it");
+    throw UsageError(
+        run.string() +
+        ": not the folder of a run; expected config.ini (an export: config.json) in it");
   }
   Overrides all = overrides;
   all.emplace_back("train.run", run.string());  // a run may have been moved
@@ -56,6 +57,20 @@ train::RunConfig read_run_config(const std::filesystem::path& run, const Overrid
 
 std::shared_ptr<Overrides> add_run_key_options(CLI::App& command) {
   return add_key_options(command, kRunSections);
+}
+
+void add_device_options(CLI::App& command, const std::shared_ptr<Overrides>& overrides) {
+  for (const char* key : {"device", "precision"}) {
+    command
+        .add_option_function<std::string>(
+            std::string("--") + key,
+            [overrides, name = std::string("train.") + key](const std::string& value) {
+              overrides->emplace_back(name, value);
+            },
+            std::string("the same as --train.") + key)
+        ->type_name("TEXT")
+        ->default_str("as trained");
+  }
 }
 
 Command add_train(CLI::App& program) {

@@ -16,8 +16,9 @@ MAY_INCLUDE = {
     "report": set(),
     "generate": {"models", "nn", "ops"},
     "train": {"generate", "models", "nn", "ops", "tasks", "report"},
+    "serve": {"train", "generate", "models", "nn", "ops", "tasks", "report"},
     "reproduce": {"train", "generate", "models", "nn", "ops", "tasks", "report"},
-    "cli": {"reproduce", "train", "generate", "models", "nn", "ops", "tasks", "report"},
+    "cli": {"reproduce", "serve", "train", "generate", "models", "nn", "ops", "tasks", "report"},
 }
 TORCH = re.compile(r"^(torch|ATen|c10|caffe2)/")
 CUDA = re.compile(r"^(cuda|cublas|nvToolsExt)")

@@ -14,6 +14,7 @@ COMMANDS = {
     "eval": ["eval"],
     "inspect": ["inspect"],
     "generate": ["generate"],
+    "serve": ["serve"],
     "export": ["export"],
     "reproduce": ["reproduce"],
     "report": ["report"],
