@@ -69,10 +69,17 @@ at::Tensor Sampler::numbers(const std::vector<int64_t>& slots) const {
 at::Tensor Sampler::chosen(const at::Tensor& scores, const at::Tensor& numbers,
                            bool truncates) const {
   const at::Tensor temperature = column(numbers, kTemperature), greedy = temperature == 0;
-  const Filters filters{at::where(greedy, 1.0, temperature), column(numbers, kTopK),
-                        column(numbers, kTopP), truncates};
-  return at::where(greedy.squeeze(1), at::argmax(scores, -1),
-                   draw(candidates(scores, filters), column(numbers, kUniform)));
+  const at::Tensor uniform = column(numbers, kUniform);
+  Filters filters{at::where(greedy, 1.0, temperature), column(numbers, kTopK),
+                  column(numbers, kTopP), false};
+  at::Tensor drawn = draw(candidates(scores, filters), uniform);
+  if (truncates) {
+    // Truncated rows draw from the likeliest on, others by id: beside them as well as alone.
+    filters.truncates = true;
+    const at::Tensor cut = (filters.top_k > 0).logical_or_(filters.top_p < 1).squeeze(1);
+    drawn = at::where(cut, draw(candidates(scores, filters), uniform), drawn);
+  }
+  return at::where(greedy.squeeze(1), at::argmax(scores, -1), drawn);
 }
 
 std::vector<Choice> Sampler::choose(const at::Tensor& logits, const std::vector<int64_t>& slots) {

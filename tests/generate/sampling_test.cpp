@@ -181,6 +181,8 @@ TEST(Sampler, DrawsTheSameWhateverElseIsInTheBatch) {
   const SamplingOptions mine{.temperature = .8, .top_k = 7, .top_p = .9, .seed = 3};
   const auto logits = [](int64_t i) { return randn({1, kVocab}, 50 + static_cast<uint64_t>(i)); };
   Sampler alone(1, kVocab, at::kCPU), among(4, kVocab, at::kCPU), other(1, kVocab, at::kCPU);
+  Sampler untruncated(1, kVocab, at::kCPU);
+  untruncated.begin(0, {.repetition_penalty = 3.0, .seed = 8}, 1, {1, 2});
   alone.begin(0, mine, 6, {1});
   other.begin(0, {.temperature = .8, .top_k = 7, .top_p = .9, .seed = 4}, 6, {1});
   among.begin(0, {.temperature = 0}, 0, {1});
@@ -195,6 +197,7 @@ TEST(Sampler, DrawsTheSameWhateverElseIsInTheBatch) {
     EXPECT_EQ(found[3].id, expected[0].id);
     EXPECT_EQ(found[3].log_probability, expected[0].log_probability);
     EXPECT_EQ(found[0].id, batch[0].argmax().item<int64_t>());
+    EXPECT_EQ(found[1].id, untruncated.choose(batch.slice(0, 1, 2), {0})[0].id);
     EXPECT_EQ(found[2].id, -1);
     differ += other.choose(logits(i), {0})[0].id != expected[0].id;
   }
