@@ -47,7 +47,7 @@ async function* events(response) {
   }
 }
 
-const ENDS = {stop: "the text is complete", length: "the most tokens, or the model's length",
+const ENDS = {stop: "the text is complete", length: "as many tokens as there may be",
   timeout: "the time limit", interrupted: "the server ended"};
 
 async function generate() {
@@ -68,7 +68,7 @@ async function generate() {
       end = event.choices[0].finish_reason;
       tell($("status"), "writing");
     }
-    tell($("status"), "ended by " + (ENDS[end] ?? end));
+    tell($("status"), "done: " + (ENDS[end] ?? end));
   } catch (error) {
     if (running.signal.aborted) tell($("status"), "stopped");
     else tell($("status"), error.message, true);

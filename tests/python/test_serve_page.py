@@ -51,7 +51,7 @@ def test_the_page_writes_and_sorts(server: Server, browser: Browser, tmp_path: P
     type_into(browser, "seed", "4")
     type_into(browser, "max_tokens", "30")
     press(browser, "go")
-    wait_for(browser, "document.getElementById('status').textContent.startsWith('ended by')")
+    wait_for(browser, "document.getElementById('status').textContent.startsWith('done: ')")
     assert text_of(browser, "given") == "one two three four "
     assert text_of(browser, "made") == server.text(prompt="one two three four ", seed=4,
                                                    max_tokens=30)
@@ -72,7 +72,7 @@ def test_the_page_shows_text_as_text(server: Server, browser: Browser) -> None:
     type_into(browser, "prompt", hostile)
     type_into(browser, "max_tokens", "3")
     press(browser, "go")
-    wait_for(browser, "document.getElementById('status').textContent.startsWith('ended by')")
+    wait_for(browser, "document.getElementById('status').textContent.startsWith('done: ')")
     wait_for(browser, "document.querySelectorAll('#layers svg').length === 2")
     assert text_of(browser, "given") == hostile
     assert browser.run("document.querySelectorAll('main img').length") == 0
