@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import signal
 import socket
 import time
@@ -10,8 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
+from cli_program import run
 from serve_program import ENDLESS, HEAD, Server, Stream
 from serve_runs import folder, long_run, slow, text_run  # noqa: F401
+
+safetensors = pytest.importorskip("safetensors")
+save_file = pytest.importorskip("safetensors.torch").save_file
 
 
 def test_a_full_queue_is_said_so(slow: Server) -> None:
@@ -80,6 +86,29 @@ def test_a_signal_ends_the_server_in_the_middle_of_a_stream(long_run: Path, numb
         reasons = [event["choices"][0]["finish_reason"] for event in events]
         assert reasons[-1] in ("interrupted", "length")
         assert ended.result() == (128 + number, "")
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_model_that_fails_is_told_and_the_server_goes_on(text_run: Path, tmp_path: Path,
+                                                           stream: bool) -> None:
+    assert run("export", text_run, tmp_path / "broken").returncode == 0
+    path = tmp_path / "broken" / "model.safetensors"
+    with safetensors.safe_open(path, framework="pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}
+        metadata = file.metadata()
+    broken = {name: torch.full_like(tensor, math.nan) if tensor.is_floating_point() else tensor
+              for name, tensor in tensors.items()}
+    save_file(broken, path, metadata)
+    started = Server(tmp_path / "broken")
+    try:
+        for _ in range(3):
+            status, answer = started.post("/v1/completions", prompt="one", stream=stream)
+            assert status == 500
+            assert answer["error"]["code"] == "model_failed"
+            assert "are not numbers" in answer["error"]["message"]
+        assert started.health()["active"] == 0
+    finally:
+        assert started.end() == (128 + signal.SIGTERM, "")
 
 
 def test_an_idle_connection_does_not_hold_the_end_up(text_run: Path) -> None:
