@@ -90,7 +90,9 @@ clean:
 	@$(PYTHON) bench/run.py
 
 .bench-gpu: .build
+	@$(CMAKE) --build build/release -j $(JOBS) --target bench_generate
 	@$(PYTHON) bench/gpu.py
+	@build/release/bin/bench_generate
 	@[ -z "$(STEPS)" ] || $(PYTHON) bench/gpu_step.py
 
 .install: .build
