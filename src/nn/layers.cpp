@@ -21,7 +21,8 @@ namespace sinkhorn::nn {
 
 std::optional<at::Tensor> ParameterCopy::find(const at::Tensor& parameter, at::ScalarType type) {
   if (parameter.scalar_type() == type) return std::nullopt;
-  const bool serves = fresh_ && wanted_ == type && parameter_.is_same(parameter);
+  const bool serves =
+      fresh_ && copy_.defined() && copy_.scalar_type() == type && parameter_.is_same(parameter);
   parameter_ = parameter;
   wanted_ = type;
   return serves ? std::optional<at::Tensor>(copy_) : std::nullopt;
@@ -132,8 +133,7 @@ at::Tensor Embedding::positions(int64_t length, const at::TensorOptions& options
   // Sums of parts stay in float32, whatever type the vectors are kept in.
   const at::ScalarType type = weight.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   if (tables_.empty() || tables_.back().size(0) < length ||
-      tables_.back().device() != weight.device() ||
-      tables_.back().scalar_type() != type) {
+      tables_.back().device() != weight.device() || tables_.back().scalar_type() != type) {
     const int64_t rows = std::max(length, longest_);
     const auto wide = options.dtype(at::kDouble);
     const double step = std::log(10000.0) / static_cast<double>(std::max<int64_t>(half - 1, 1));

@@ -42,10 +42,11 @@ class CudaGraph : public Graph {
  public:
   CudaGraph(const std::function<void()>& f, c10::cuda::CUDAStream stream, c10::MempoolId_t pool)
       : device_(stream.device_index()), pool_(pool) {
+    const PoolScope scope(stream, pool_);  // takes the pool up for this graph
     try {
       record(f, stream);
     } catch (...) {
-      allocator::releasePool(device_, pool_);  // the scope below has taken it up
+      allocator::releasePool(device_, pool_);
       throw;
     }
   }
@@ -63,7 +64,6 @@ class CudaGraph : public Graph {
 
  private:
   void record(const std::function<void()>& f, c10::cuda::CUDAStream stream) {
-    const PoolScope scope(stream, pool_);
     // Other threads may go on allocating memory meanwhile.
     C10_CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
     cudaGraph_t graph = nullptr;
@@ -98,13 +98,24 @@ void wait_for(c10::cuda::CUDAStream waiting, c10::cuda::CUDAStream other) {
 class CudaCaptureStream : public CaptureStream {
  public:
   explicit CudaCaptureStream(c10::Device device)
-      : stream_(c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device.index())) {}
+      : stream_(c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device.index())) {
+    // A pool that no graph holds any more could not be taken up again.
+    allocator::createOrIncrefPool(stream_.device_index(), pool_);
+  }
+  ~CudaCaptureStream() override { allocator::releasePool(stream_.device_index(), pool_); }
+  CudaCaptureStream(const CudaCaptureStream&) = delete;
+  CudaCaptureStream& operator=(const CudaCaptureStream&) = delete;
 
   void run(const std::function<void()>& f) override {
     const c10::cuda::CUDAStream outside = c10::cuda::getCurrentCUDAStream(stream_.device_index());
     const c10::cuda::CUDAStreamGuard guard(stream_);
     wait_for(stream_, outside);
-    f();
+    try {
+      f();
+    } catch (...) {  // what was given to the stream runs on
+      wait_for(outside, stream_);
+      throw;
+    }
     wait_for(outside, stream_);
   }
   std::unique_ptr<Graph> capture(const std::function<void()>& f) override {

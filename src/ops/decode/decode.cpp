@@ -48,6 +48,11 @@ cuda::DecodeState state_of(const DecodeLayer& layer) {
   return s;
 }
 
+// The kernels read raw pointers: what they are given has the type they were chosen by.
+void check_type(const Tensor& t, at::ScalarType type) {
+  TORCH_CHECK(t.scalar_type() == type, "decode: got ", t.scalar_type(), ", expected ", type);
+}
+
 }  // namespace
 
 bool covers_decode(const Tensor& cache) {
@@ -60,12 +65,15 @@ bool covers_decode(const Tensor& cache) {
 void decode_keep(const DecodeLayer& layer, const Tensor& key, const Tensor& value,
                  const DecodePools* pools) {
   const c10::DeviceGuard guard(key.device());
+  check_type(key, layer.key.scalar_type());
+  check_type(value, layer.key.scalar_type());
   cuda::DecodeKeepParams p;
   p.state = state_of(layer);
   p.key = vectors_of(key);
   p.value = vectors_of(value);
   Tensor x;
   if (pools != nullptr) {
+    check_type(pools->x, layer.key.scalar_type());
     x = pools->x.contiguous();
     p.x = x.const_data_ptr();
     p.pooled = pointer_of<double>(pools->pooled);
@@ -84,7 +92,10 @@ void decode_sort(const DecodeLayer& layer, const DecodeRows& rows) {
   p.state = state_of(layer);
   p.blocks = (layer.key.size(2) + layer.block - 1) / layer.block;
   const Tensor row = at::empty({p.state.batch, p.state.heads, p.blocks}, floats);
-  if (rows.logits.defined()) p.logits = vectors_of(rows.logits);
+  if (rows.logits.defined()) {
+    check_type(rows.logits, at::kFloat);
+    p.logits = vectors_of(rows.logits);
+  }
   p.destination = pointer_of<float>(rows.destination);
   p.source = pointer_of<float>(rows.source);
   p.sources = pointer_of<float>(rows.sources);
@@ -111,6 +122,7 @@ void decode_sort(const DecodeLayer& layer, const DecodeRows& rows) {
 
 Tensor decode_attend(const DecodeLayer& layer, const Tensor& query) {
   const c10::DeviceGuard guard(query.device());
+  check_type(query, layer.key.scalar_type());
   const Tensor out = at::empty(query.sizes(), query.options());
   cuda::DecodeAttendParams p;
   p.state = state_of(layer);
