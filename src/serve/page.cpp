@@ -84,7 +84,8 @@ std::string page_html(const std::string& model, int64_t max_tokens_limit) {
          report::page_style() + kStyle +
          "</style>\n</head>\n<body>\n<header><button id=\"theme\" type=\"button\" "
          "aria-label=\"switch between light and dark\">\xE2\x97\x90</button><h1>" +
-         name + "</h1><p class=\"quiet\">a language model, served by sinkhorn</p></header>\n<main>\n" +
+         name +
+         "</h1><p class=\"quiet\">a language model, served by sinkhorn</p></header>\n<main>\n" +
          kGenerate + controls_html(max_tokens_limit) + kActions + kSorting + "</main>\n<script>\n" +
          report::page_script() + page_script() + "</script>\n</body>\n</html>\n";
 }
