@@ -7,6 +7,7 @@
 #include <ATen/ops/zeros.h>
 
 #include <cmath>
+#include <limits>
 #include <string>
 
 #include "sinkhorn/error.h"
@@ -15,6 +16,11 @@ namespace sinkhorn::generate {
 namespace {
 
 constexpr double kWhole = 0x1p52;  // the weights of a row add up to about this
+// Options are float64, scores may be float32: bounds in which both stay normal, finite numbers. A
+// penalty also leaves its scores room to do so; nobody can tell it from a stronger one.
+constexpr double kLowest = std::numeric_limits<float>::min();
+constexpr double kHighest = std::numeric_limits<float>::max();
+constexpr double kStrongestPenalty = 1e30;
 
 at::Tensor weights_of(const at::Tensor& scores) {
   return at::softmax(scores, -1, at::kDouble).mul_(kWhole).round_().to(at::kLong);
@@ -55,14 +61,15 @@ at::Tensor token_mask(const std::vector<int64_t>& ids, int64_t vocab, at::Device
 }
 
 at::Tensor penalised(const at::Tensor& scores, const at::Tensor& seen, const at::Tensor& penalty) {
-  const at::Tensor factor = penalty.to(scores.scalar_type());
+  const at::Tensor factor =
+      penalty.clamp(1 / kStrongestPenalty, kStrongestPenalty).to(scores.scalar_type());
   return at::where(seen, at::where(scores > 0, scores / factor, scores * factor), scores);
 }
 
 Candidates candidates(const at::Tensor& scores, const Filters& filters) {
   // The largest score becomes 0, which no temperature, however low, can turn into NaN.
   at::Tensor cooled = scores - scores.amax(-1, true);
-  cooled = cooled / filters.temperature.to(cooled.scalar_type());
+  cooled = cooled / filters.temperature.clamp(kLowest, kHighest).to(cooled.scalar_type());
   if (!filters.truncates) return {weights_of(cooled), {}};
   auto [sorted, ids] = cooled.sort(/*stable=*/true, -1, /*descending=*/true);
   const at::Tensor rank = at::arange(scores.size(1), filters.top_k.options());

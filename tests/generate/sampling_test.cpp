@@ -48,6 +48,23 @@ TEST(Penalty, DividesWhatIsPositiveAndMultipliesTheRest) {
   expect_same_bits(found[1], scores[0], "1 is none");
 }
 
+TEST(Penalty, KeepsTheOrderOfWhatItPenalisesHoweverStrong) {
+  for (const at::ScalarType type : {at::kDouble, at::kFloat}) {
+    const at::Tensor scores = at::tensor({20.0, -2.0, 30.0, -3.0, 10.0}, at::kDouble).to(type);
+    const at::Tensor seen = at::tensor({1, 1, 1, 1, 0}).to(at::kBool);
+    for (const double penalty : {1e-300, 1e300}) {
+      const at::Tensor found =
+          penalised(scores.unsqueeze(0), seen.unsqueeze(0), column({penalty}))[0];
+      EXPECT_TRUE(found.isfinite().all().item<bool>()) << found;
+      // Less than 1 favours what was seen, above what was not.
+      const std::vector<int64_t> order =
+          penalty < 1 ? std::vector<int64_t>{2, 0, 4, 1, 3} : std::vector<int64_t>{4, 2, 0, 1, 3};
+      expect_same_bits(found.argsort(-1, /*descending=*/true), at::tensor(order, at::kLong),
+                       "order");
+    }
+  }
+}
+
 TEST(Candidates, KeepTheDistributionWhereNothingIsFiltered) {
   expect_shares(candidates(scores_of({.1, .4, .2, .3}), filters(1, 0, 1)), {.1, .4, .2, .3});
 }
@@ -61,8 +78,18 @@ TEST(Candidates, AreRaisedToTheInverseTemperature) {
 
 TEST(Candidates, OfANearlyZeroTemperatureAreTheLikeliest) {
   for (const double temperature : {1e-9, 1e-300}) {
-    expect_shares(candidates(scores_of({.1, .4, .2, .3}), filters(temperature, 0, 1)),
-                  {0, 1, 0, 0});
+    for (const at::ScalarType type : {at::kDouble, at::kFloat}) {
+      const at::Tensor scores = scores_of({.1, .4, .2, .3}).to(type);
+      expect_shares(candidates(scores, filters(temperature, 0, 1)), {0, 1, 0, 0});
+      expect_shares(candidates(scores, filters(temperature, 3, .9)), {0, 1, 0, 0});
+    }
+  }
+}
+
+TEST(Candidates, OfAnEndlessTemperatureAreAllAlikeButWhatIsStruckOut) {
+  for (const at::ScalarType type : {at::kDouble, at::kFloat}) {
+    expect_shares(candidates(scores_of({.1, 0, .6, .3}).to(type), filters(1e300, 0, 1)),
+                  {1 / 3., 0, 1 / 3., 1 / 3.});
   }
 }
 
@@ -221,6 +248,17 @@ TEST(Sampler, PenalisesThePromptAndWhatWasSaid) {
   EXPECT_EQ(sampler.choose(logits, {0, -1})[0].id, 0);  // a new sequence has said nothing
 }
 
+TEST(Sampler, OfTinyOptionsIsGreedy) {
+  const at::Tensor logits = randn({3, kVocab}, 77).to(at::kFloat);
+  Sampler sampler(3, kVocab, at::kCPU, {0});
+  sampler.begin(0, {.temperature = 0}, 0, {});
+  sampler.begin(1, {.temperature = 1e-300}, 1, {});
+  sampler.begin(2, {.temperature = 1e-300, .top_k = 5, .top_p = .5}, 2, {});
+  const at::Tensor best = logits.slice(1, 1).argmax(-1) + 1;
+  const auto ids = ids_of(sampler.choose(logits, {0, 1, 2}));
+  expect_same_bits(at::tensor(ids, at::kLong), best, "tokens");
+}
+
 TEST(Sampler, NeverChoosesWhatItMustNot) {
   Sampler sampler(2, 4, at::kCPU, {0, 2});
   sampler.begin(0, {.temperature = 0}, 0, {});
@@ -235,12 +273,26 @@ TEST(Sampler, NeverChoosesWhatItMustNot) {
   EXPECT_NE(refusal([] { Sampler(1, 4, at::kCPU, {4}); }).find("token 4"), std::string::npos);
 }
 
-TEST(Sampler, RefusesWhatIsNoNumber) {
+TEST(Sampler, MarksTheRowsThatAreNoNumbers) {
+  const std::vector<double> bad[] = {
+      {NAN, NAN, NAN, NAN}, {1.0, NAN, 0.0, 2.0}, {1.0, INFINITY, 0.0, 2.0}};
+  for (const auto& row : bad) {
+    Sampler alone(1, 4, at::kCPU), beside(3, 4, at::kCPU);
+    alone.begin(0, {.seed = 3}, 0, {});
+    for (int64_t slot = 0; slot < 3; ++slot) beside.begin(slot, {.seed = 3}, 0, {});
+    const at::Tensor good = at::tensor({1.0, 3.0, 2.0, 2.5}, at::kDouble);
+    const at::Tensor batch = at::stack({good, at::tensor(row, at::kDouble), good});
+    for (int i = 0; i < 20; ++i) {
+      const int64_t expected = alone.choose(good.unsqueeze(0), {0})[0].id;
+      const auto found = beside.choose(batch, {0, 1, 2});
+      EXPECT_THROW(check_score(found[1].log_probability), Error);
+      for (const size_t r : {size_t{0}, size_t{2}}) {
+        EXPECT_EQ(found[r].id, expected);
+        EXPECT_NO_THROW(check_score(found[r].log_probability));
+      }
+    }
+  }
   Sampler sampler(1, 4, at::kCPU);
-  sampler.begin(0, {}, 0, {});
-  EXPECT_THROW(sampler.choose(at::full({1, 4}, NAN), {0}), Error);
-  EXPECT_THROW(sampler.choose(at::tensor({1.0, NAN, 0.0, 2.0}).unsqueeze(0), {0}), Error);
-  EXPECT_THROW(sampler.choose(at::tensor({1.0, INFINITY, 0.0, 2.0}).unsqueeze(0), {0}), Error);
   EXPECT_THROW(sampler.choose(at::zeros({2, 4}), {0}), c10::ValueError);
 }
 
