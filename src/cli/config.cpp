@@ -62,14 +62,6 @@ train::OptimizerConfig optimizer_defaults(const std::string& size, const Setting
   return named;
 }
 
-bool has_encoder(const std::string& task) {
-  return task != "lm" && task != "text" && task != "pixels" && task != "recall";
-}
-
-bool has_decoder(const std::string& task) { return !has_encoder(task) || task == "sort"; }
-
-bool is_generated(const std::string& task) { return task == "sort" || task == "recall"; }
-
 void check_stack(const std::string& name, const nn::AttentionConfig& config, bool decoder) {
   try {
     nn::check_attention(config, decoder);
@@ -141,10 +133,10 @@ void check_config(const train::RunConfig& config) {
     throw UsageError("model.heads: " + std::to_string(model.heads) +
                      " heads do not share model.width " + std::to_string(model.width) + " evenly");
   }
-  if (has_encoder(config.task.name)) check_stack("encoder", model.encoder, false);
-  if (has_decoder(config.task.name)) check_stack("decoder", model.decoder, true);
+  if (tasks::has_encoder(config.task.name)) check_stack("encoder", model.encoder, false);
+  if (tasks::has_decoder(config.task.name)) check_stack("decoder", model.decoder, true);
   check_device(config.train.device);
-  if (!is_generated(config.task.name) && config.task.data.empty()) {
+  if (!tasks::is_generated(config.task.name) && config.task.data.empty()) {
     throw UsageError("task.data: the task " + config.task.name +
                      " needs the folder or file of its data");
   }

@@ -156,7 +156,7 @@ Command add_reproduce(CLI::App& program) {
   auto all = std::make_shared<All>();
   reproduce::Options& o = all->options;
   app->add_option("NAME", o.name,
-                  "table1 to table8, fig-temperature, fig-iterations, memory, study")
+                  "table1 to table8, fig-temperature, fig-iterations, memory, study, study-encoder")
       ->required()
       ->type_name("NAME");
   app->add_option("--scale", o.scale,

@@ -9,11 +9,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-bool has_decoder(const std::string& task) {
-  return task != "sentiment" && task != "nli" && task != "classify";
-}
-bool has_encoder(const std::string& task) { return task == "sort" || !has_decoder(task); }
-
 std::string stack_words(const nn::AttentionConfig& attention) {
   std::string words = attention.kind;
   if (attention.kind == "sparse") return words + ", stride " + std::to_string(attention.stride);
@@ -43,8 +38,8 @@ std::string task_words(const tasks::TaskConfig& task) {
 std::string attention_words(const train::RunConfig& config) {
   const std::string encoder = stack_words(config.model.encoder);
   const std::string decoder = stack_words(config.model.decoder);
-  if (!has_decoder(config.task.name)) return encoder;
-  if (!has_encoder(config.task.name) || encoder == decoder) return decoder;
+  if (!tasks::has_decoder(config.task.name)) return encoder;
+  if (!tasks::has_encoder(config.task.name) || encoder == decoder) return decoder;
   return "encoder " + encoder + "; decoder " + decoder;
 }
 
@@ -58,10 +53,7 @@ std::string device_words(const fs::path& run, const std::string& device) {
 }
 
 bool leaks_future(const train::RunConfig& config) {
-  const nn::AttentionConfig& decoder = config.model.decoder;
-  const bool sorts = decoder.kind == "sinkhorn" || decoder.kind == "mixture";
-  return has_decoder(config.task.name) && sorts && decoder.columns == "full" &&
-         decoder.iterations > 0;
+  return tasks::has_decoder(config.task.name) && nn::leaks_future(config.model.decoder);
 }
 
 }  // namespace sinkhorn::cli

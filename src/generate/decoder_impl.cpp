@@ -24,8 +24,7 @@ std::string shape_of(const at::Tensor& t) {
 }
 
 void check_causal(const nn::SinkhornAttention& attention) {
-  const nn::AttentionConfig& c = attention.config();
-  if (!attention.sorts() || c.columns != "full" || c.iterations == 0) return;
+  if (!nn::leaks_future(attention.config())) return;
   throw UsageError(
       "decoder: the model balances with columns 'full', whose sums read later blocks: what it says "
       "of a token changes with those after it, so that nothing can be kept between tokens; train "

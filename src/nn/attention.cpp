@@ -44,7 +44,7 @@ SinkhornAttention::SinkhornAttention(const AttentionConfig& config, const Attent
   qkv_ = register_module("qkv",
                          std::make_shared<Linear>(place.width, parts * place.width, false, parts));
   out_ = register_module("out", std::make_shared<Linear>(place.width, place.width, false));
-  if (config.kind == "sinkhorn" || config.kind == "mixture" || config.kind == "sortcut") {
+  if (nn::sorts(config)) {
     sort_net_ = register_module("sort_net", std::make_shared<SortNet>(config_, place));
   }
 }
@@ -124,7 +124,6 @@ at::Tensor SinkhornAttention::attend(const Heads& h, const std::optional<at::Ten
   }
   AttentionOptions options{config_.block, causal(), config_.combine, config_.window, mask};
   if (config_.kind == "local") options.window = 0;
-  if (config_.kind == "window") options.window = std::max<int64_t>(1, config_.window);
   options.dropout_p = dropout();
   const at::Tensor out = sinkhorn::attention(h.query, h.key, h.value, sort, options);
   return config_.kind == "mixture" ? out + full() : out;

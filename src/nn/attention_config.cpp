@@ -68,6 +68,7 @@ void check_encoder(const AttentionConfig& c) {
 
 AttentionConfig resolve_attention(AttentionConfig c, bool decoder) {
   if (c.columns == "auto") c.columns = decoder ? "prefix" : "full";
+  if (c.kind == "window") c.window = std::max<int64_t>(1, c.window);
   return c;
 }
 
@@ -93,6 +94,14 @@ AttentionConfig attention_preset(std::string_view name, bool decoder) {
                    "'; it must be one of default, windowed, prefix, paper");
 }
 
+bool sorts(const AttentionConfig& c) {
+  return c.kind == "sinkhorn" || c.kind == "mixture" || c.kind == "sortcut";
+}
+
+bool leaks_future(const AttentionConfig& c) {
+  return sorts(c) && c.columns == "full" && c.iterations > 0;
+}
+
 void check_attention(const AttentionConfig& c, bool decoder) {
   check_word("kind", c.kind,
              {"sinkhorn", "mixture", "sortcut", "full", "local", "window", "sparse"});
@@ -102,8 +111,7 @@ void check_attention(const AttentionConfig& c, bool decoder) {
   check_word("columns", c.columns, {"auto", "full", "prefix", "prior", "none"});
   check_word("combine", c.combine, {"concat", "logits", "outputs"});
   check_numbers(c);
-  const bool sorts = c.kind == "sinkhorn" || c.kind == "mixture" || c.kind == "sortcut";
-  if (!sorts) return;
+  if (!sorts(c)) return;
   if (c.combine == "logits" && c.window > 0) {
     refuse("combine 'logits' adds block to block and needs window 0");
   }

@@ -160,7 +160,7 @@ std::string sorting_section(const std::vector<Run>& runs) {
          colour_key() +
          "</p><p class=\"quiet\">Largest: the mean share of a row&#39;s largest entry, 100% for a "
          "hard permutation. Entropy: of a row, 0 for a hard one. Elsewhere: the mean share that is "
-         "neither the own block nor the one before.</p>" +
+         "neither the own block nor the newest that it may be handed.</p>" +
          html + "</section>";
 }
 

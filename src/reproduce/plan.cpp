@@ -21,26 +21,9 @@ const std::vector<std::string> kPassing = {"task.cache",       "task.tokenizer",
                                            "train.device",     "train.threads",    "train.seed",
                                            "train.log_every",  "train.save_every", "train.keep",
                                            "train.eval_every", "train.graph"};
-const std::vector<std::string> kGenerated = {"sort", "recall"};  // tasks with keys of their own
 
 bool among(const std::string& word, const std::vector<std::string>& words) {
   return std::find(words.begin(), words.end(), word) != words.end();
-}
-
-bool has_encoder(const std::string& task) {
-  return among(task, {"sort", "sentiment", "nli", "classify"});
-}
-
-bool has_decoder(const std::string& task) { return !among(task, {"sentiment", "nli", "classify"}); }
-
-bool sorts(const nn::AttentionConfig& stack) {
-  return among(stack.kind, {"sinkhorn", "mixture", "sortcut"});
-}
-
-bool leaks(const train::RunConfig& config) {
-  const nn::AttentionConfig& decoder = config.model.decoder;
-  return has_decoder(config.task.name) && sorts(decoder) && decoder.columns == "full" &&
-         decoder.iterations > 0;
 }
 
 // The publisher's folder in --data, or --data itself where that is the folder. No other: the
@@ -90,14 +73,15 @@ bool in_effect(const std::map<std::string, std::string>& keys, const std::string
   const std::string section = key.substr(0, key.find('.')), word = key.substr(section.size() + 1);
   const std::string task = value("task.name");
   if (section == "encoder" || section == "decoder") {
-    if (section == "encoder" ? !has_encoder(task) : !has_decoder(task)) return false;
+    if (section == "encoder" ? !tasks::has_encoder(task) : !tasks::has_decoder(task)) return false;
     if (word == "causal" && section == "encoder") return false;
     if (word == "kind" || word == "tie_kv") return true;
     return among(word, words_of(value(section + ".kind"), value(section + ".sort_net")));
   }
-  return std::none_of(kGenerated.begin(), kGenerated.end(), [&](const std::string& name) {
+  const auto is_of_another = [&](const std::string& name) {
     return key.starts_with("task." + name + "_") && task != name;
-  });
+  };
+  return std::none_of(tasks::task_names().begin(), tasks::task_names().end(), is_of_another);
 }
 
 // The same course of training in a quarter of the steps. Schedules that follow the step itself
@@ -114,8 +98,8 @@ void shorten(train::RunConfig& config) {
 }  // namespace
 
 bool sorts(const train::RunConfig& config) {
-  return (has_encoder(config.task.name) && sorts(config.model.encoder)) ||
-         (has_decoder(config.task.name) && sorts(config.model.decoder));
+  return (tasks::has_encoder(config.task.name) && nn::sorts(config.model.encoder)) ||
+         (tasks::has_decoder(config.task.name) && nn::sorts(config.model.decoder));
 }
 
 std::string config_hash(const std::string& text) {
@@ -194,7 +178,7 @@ Run Planner::make(size_t row, size_t variant, const fs::path& folder, int64_t se
     stack->temperature = picks->temperature;
     stack->iterations = picks->iterations;
   }
-  run.leaks = leaks(config);
+  run.leaks = tasks::has_decoder(config.task.name) && nn::leaks_future(config.model.decoder);
   run.hash = config_hash(language_.write(config));
   return run;
 }

@@ -86,18 +86,23 @@ class Reproduction final : public Watcher {
 
   void look_for_data() {
     std::set<std::string> missing;
-    std::set<size_t> seen, there;
+    std::set<size_t> seen;
+    bool some = false;  // can be shown
     each_wanted([&](size_t row, size_t variant) {
-      if (is_complete(row, variant) || !seen.insert(variant).second) return;
+      const bool complete = is_complete(row, variant);
+      some = some || complete;
+      if (complete || !seen.insert(variant).second) return;
       const std::string what = missing_data(planner_.run(row, variant, 1, {}));
-      what.empty() ? (void)there.insert(variant) : (void)missing.insert(what);
-      if (!what.empty()) absent_.insert(variant);
+      some = some || what.empty();
+      if (what.empty()) return;
+      missing.insert(what);
+      absent_.insert(variant);
     });
     if (missing.empty()) return;
     const std::string where = options_.data.empty() ? "" : options_.data.string() + ": ";
     const std::string what =
         where + table_.name + " needs " + tasks::join({missing.begin(), missing.end()});
-    if (there.empty()) throw UsageError(what + "; give the folder that holds it with --data DIR");
+    if (!some) throw UsageError(what + "; give the folder that holds it with --data DIR");
     screen_.line(what + ": its columns stay empty");
   }
 

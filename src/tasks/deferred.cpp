@@ -75,8 +75,6 @@ class DeferredTask final : public Task {
 
 }  // namespace
 
-bool is_generated(const std::string& task) { return task == "sort" || task == "recall"; }
-
 std::unique_ptr<Task> make_deferred(const TaskConfig& config, const TaskInfo& info) {
   if (is_generated(config.name)) return make_task(config);
   return std::make_unique<DeferredTask>(config, info);

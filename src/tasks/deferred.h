@@ -9,7 +9,4 @@ namespace sinkhorn::tasks {
 // `info`: as the task itself gave it. Generated tasks need no data and are made at once.
 std::unique_ptr<Task> make_deferred(const TaskConfig& config, const TaskInfo& info);
 
-// Whether the task's examples are drawn rather than read.
-bool is_generated(const std::string& task);
-
 }  // namespace sinkhorn::tasks

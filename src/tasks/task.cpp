@@ -11,6 +11,14 @@ const std::vector<std::string>& task_names() {
   return names;
 }
 
+bool is_generated(const std::string& task) { return task == "sort" || task == "recall"; }
+
+bool has_encoder(const std::string& task) { return task == "sort" || !has_decoder(task); }
+
+bool has_decoder(const std::string& task) {
+  return task != "sentiment" && task != "nli" && task != "classify";
+}
+
 Framing framing(const std::string& task) {
   if (task == "lm" || task == "text") return {kEnd, true};
   return {kBegin, task == "sort"};

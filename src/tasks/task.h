@@ -104,6 +104,9 @@ class Task {
 
 // sort, recall, lm, text, pixels, sentiment, nli, classify.
 const std::vector<std::string>& task_names();
+bool is_generated(const std::string& task);  // reads no data
+bool has_encoder(const std::string& task);   // its model does: a Seq2Seq or a classifier
+bool has_decoder(const std::string& task);
 
 // What a sequence to be said begins behind, and whether an end token closes it. Packed texts begin
 // behind the end of another: token 1 stands before the first of all alone.

@@ -14,8 +14,7 @@ namespace sinkhorn::train {
 namespace {
 
 bool leaks(const models::Model& model) {
-  const nn::SinkhornAttention& decoder = *model.attentions().back();
-  return decoder.sorts() && decoder.config().columns == "full" && decoder.config().iterations > 0;
+  return nn::leaks_future(model.attentions().back()->config());
 }
 
 // Rows of ids [B, T] from `first` on, through the end token where one ends them.

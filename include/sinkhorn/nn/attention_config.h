@@ -34,8 +34,13 @@ struct AttentionConfig {
 // need no causal words: theirs are "prefix" in all but "paper". Throws UsageError for another name.
 AttentionConfig attention_preset(std::string_view name, bool decoder);
 
-// The words "auto" replaced by what they mean in that stack.
+// The words "auto" replaced by what they mean in that stack, and a window of one block at least
+// where the kind is one.
 AttentionConfig resolve_attention(AttentionConfig config, bool decoder);
+
+bool sorts(const AttentionConfig& config);  // sinkhorn, mixture, sortcut
+// Whether a decoder that attends so reads what comes later: column sums over all rows do.
+bool leaks_future(const AttentionConfig& decoder);
 
 // Throws UsageError, with the reason, for words that are unknown or do not go together.
 void check_attention(const AttentionConfig& config, bool decoder);
