@@ -6,9 +6,10 @@ import json
 import math
 import mmap
 import os
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Union
+from typing import Any, BinaryIO, Union
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ _TYPES = {
     "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,
     "U8": torch.uint8, "BOOL": torch.bool,
 }
+_WORDS = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)
@@ -32,11 +34,13 @@ class Export:
     """Parameters by name: views of the mapped file. A write stays in this process."""
 
 
-def load_export(folder: Union[str, os.PathLike[str]]) -> Export:
-    """Reads an exported folder. Nothing but headers is read before it is used.
+def load_export(folder: Union[str, os.PathLike[str]], verify: bool = True) -> Export:
+    """Reads an exported folder. With ``verify`` every byte is read once, to compare the files with
+    the checksums in config.json (an older export has none); without, nothing but headers is read
+    before it is used.
 
-    Raises ValueError with the file's name and what is wrong where it is truncated, damaged or of
-    another program.
+    Raises ValueError with the file's name and what is wrong where it is missing, truncated, damaged
+    or of another program.
     """
     root = Path(folder)
     path = root / "config.json"
@@ -48,11 +52,72 @@ def load_export(folder: Union[str, os.PathLike[str]]) -> Export:
         raise ValueError(f"{path}: not JSON: {error}") from None
     if not isinstance(config, dict) or config.get("format") != _FORMAT:
         raise ValueError(f'{path}: not of an export: expected "format": "{_FORMAT}" in it')
-    return Export(root, config, _load_tensors(root / "model.safetensors"))
+    if verify and "crc32" in config:
+        _check_files(root, config["crc32"])
+    state = _load_tensors(root / "model.safetensors")
+    _check_description(path, config, state)
+    return Export(root, config, state)
+
+
+def _check_files(root: Path, written: Any) -> None:
+    for name in ("model.safetensors", "tokenizer.model"):
+        path, expected = root / name, written.get(name) if isinstance(written, dict) else None
+        if expected is None and not path.exists():
+            continue
+        if not isinstance(expected, str):
+            raise ValueError(f"{root / 'config.json'}: crc32 has no checksum of {name}; export the "
+                             "run again")
+        found = f"{_checksum(path):08x}"
+        if found != expected:
+            raise ValueError(f"{path}: damaged or of another export: its CRC-32 is {found}, "
+                             f"config.json says {expected}; copy the export again")
+
+
+def _checksum(path: Path) -> int:
+    with _open(path) as file:
+        if os.fstat(file.fileno()).st_size == 0:
+            return 0
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            return zlib.crc32(data)
+
+
+def _open(path: Path) -> BinaryIO:
+    try:
+        return open(path, "rb")
+    except FileNotFoundError:
+        raise ValueError(f"{path}: missing; copy the export again") from None
+
+
+def _check_description(path: Path, config: dict[str, Any], state: dict[str, Tensor]) -> None:
+    """What config.json says twice, or says of the tensors, must be the same."""
+    dtype = _WORDS.get(config.get("dtype"))
+    if dtype is None:
+        raise ValueError(f"{path}: dtype is missing or not one of {', '.join(_WORDS)}")
+    for name, tensor in state.items():
+        if tensor.dim() > 1 and tensor.dtype != dtype:
+            raise ValueError(f"{path}: dtype is {config['dtype']}, but {name} of model.safetensors "
+                             f"has type {tensor.dtype}")
+    try:
+        info, task, longest = config["info"], config["task"], config["model"]["max_length"]
+        sizes = [("vocab", "embedding.weight")]
+        if info["model"] == "classifier":
+            sizes.append(("classes", "output.weight"))
+        for key, name in sizes:
+            if name in state and info[key] != len(state[name]):
+                raise ValueError(f"{path}: info.{key} is {info[key]}, but {name} of "
+                                 f"model.safetensors has {len(state[name])} rows")
+        if task["name"] not in ("sort", "recall") and info["max_length"] != task["length"]:
+            raise ValueError(f"{path}: info.max_length is {info['max_length']}, but task.length is "
+                             f"{task['length']}")
+        if info["max_length"] > longest:
+            raise ValueError(f"{path}: info.max_length is {info['max_length']}, but "
+                             f"model.max_length is {longest}")
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{path}: {error} is missing or unknown") from None
 
 
 def _load_tensors(path: Path) -> dict[str, Tensor]:
-    with open(path, "rb") as file:
+    with _open(path) as file:
         size = os.fstat(file.fileno()).st_size
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or length > size - 8:

@@ -21,10 +21,10 @@ _COMPUTE = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.floa
 _BEGIN = 1
 
 
-def load_model(folder: Union[str, os.PathLike[str], Export]) -> "Model":
+def load_model(folder: Union[str, os.PathLike[str], Export], verify: bool = True) -> "Model":
     """The model of an exported folder, in evaluation mode. On the CPU its parameters are the mapped
-    file itself. Raises ValueError with the file's name where the two files do not fit together."""
-    export = folder if isinstance(folder, Export) else load_export(folder)
+    file itself. ``verify``: see ``load_export``. Raises ValueError with the file's name where the two files do not fit together."""
+    export = folder if isinstance(folder, Export) else load_export(folder, verify)
     kinds = {"language_model": LanguageModel, "seq2seq": Seq2Seq, "classifier": Classifier}
     try:
         with torch.device("meta"):

@@ -9,6 +9,7 @@
 #include "sinkhorn/error.h"
 #include "tasks/deferred.h"
 #include "train/environment.h"
+#include "train/export_check.h"
 #include "train/history.h"
 #include "train/open_run.h"
 #include "train/state.h"
@@ -19,7 +20,7 @@ namespace {
 namespace fs = std::filesystem;
 using json = nlohmann::ordered_json;
 
-constexpr char kTokenizer[] = "tokenizer.model", kStaging[] = ".export.tmp";
+constexpr char kStaging[] = ".export.tmp";
 
 struct KindName {
   tasks::ModelKind kind;
@@ -109,7 +110,7 @@ bool holds_other_things(const fs::path& folder) {
     if (name == kExportConfig) {
       const json value = json::parse(models::read_text(path), nullptr, false);
       if (!value.is_object() || value.value("format", json()) != kExportFormat) return true;
-    } else if (name != kExportModel && name != kTokenizer && name != kStaging &&
+    } else if (name != kExportModel && name != kExportTokenizer && name != kStaging &&
                name != "inspect" && name != "generate.png") {
       return true;
     }
@@ -158,11 +159,11 @@ class Staging {
   // the two nothing is written that a full disk could refuse.
   void commit() {
     std::error_code failed;
-    for (const char* name : {kExportConfig, kTokenizer}) {
+    for (const char* name : {kExportConfig, kExportTokenizer}) {
       fs::remove(out_ / name, failed);
       if (failed) throw Error((out_ / name).string() + ": cannot remove: " + failed.message());
     }
-    for (const char* name : {kExportModel, kTokenizer, kExportConfig}) {
+    for (const char* name : {kExportModel, kExportTokenizer, kExportConfig}) {
       if (fs::exists(folder() / name)) models::replace(folder() / name, out_ / name);
     }
     done_ = true;
@@ -174,9 +175,7 @@ class Staging {
 };
 
 at::ScalarType type_of(const std::string& word) {
-  if (word == "float32") return at::kFloat;
-  if (word == "bf16") return at::kBFloat16;
-  if (word == "fp16") return at::kHalf;
+  if (const auto type = export_type(word)) return *type;
   throw UsageError("--dtype: \"" + word + "\" is not one of float32, bf16, fp16");
 }
 
@@ -243,7 +242,8 @@ json figures_of(const fs::path& run, int64_t step) {
   return figures;
 }
 
-json config_of(const ExportOptions& options, const OpenRun& run) {
+// `folder`: where the other files lie.
+json config_of(const ExportOptions& options, const OpenRun& run, const fs::path& folder) {
   json config = {{"format", kExportFormat}};
   for (const auto& [name, value] : environment()) {
     if (name == "version" || name == "commit") config[name] = value;
@@ -251,6 +251,7 @@ json config_of(const ExportOptions& options, const OpenRun& run) {
   config["dtype"] = options.type;
   config["step"] = run.step;
   config["parameters"] = run.model->parameter_count();
+  config[kExportChecksums] = export_checksums(folder);
   config["figures"] = figures_of(options.config.train.run, run.step);
   config["info"] = info_of(run);
   config.update(json::parse(options.describe(resolved(options.config, run, options.type))));
@@ -290,13 +291,14 @@ Exported export_run(const ExportOptions& options) {
                            {{"format", kExportFormat}, {"step", std::to_string(run.step)}});
   const std::string tokenizer = run.task->tokenizer_path();
   if (!tokenizer.empty()) {
-    models::write_atomically(staging.folder() / kTokenizer, models::read_text(tokenizer));
+    models::write_atomically(staging.folder() / kExportTokenizer, models::read_text(tokenizer));
   }
   ExportOptions described = options;
   described.config = config;
-  models::write_atomically(
-      staging.folder() / kExportConfig,
-      config_of(described, run).dump(2, ' ', false, json::error_handler_t::replace) + "\n");
+  models::write_atomically(staging.folder() / kExportConfig,
+                           config_of(described, run, staging.folder())
+                                   .dump(2, ' ', false, json::error_handler_t::replace) +
+                               "\n");
   const auto bytes = static_cast<int64_t>(fs::file_size(model));
   staging.commit();
   return {run.checkpoint.string(), run.step, run.model->parameter_count(), bytes};

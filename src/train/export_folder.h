@@ -1,8 +1,7 @@
 // A model to carry away, in a folder:
-//   config.json        what it is: format, version, step, figures reached; "info": the task's part
-//   that
-//                      a reader needs; "task", "model", "encoder", "decoder", "train": the keys of
-//                      a run's configuration, resolved
+//   config.json        what it is: format, version, step, figures reached; "crc32": of the files
+//                      beside it; "info": the task's part that a reader needs; "task", "model",
+//                      "encoder", "decoder", "train": the keys of a run's configuration, resolved
 //   model.safetensors  the parameters by name, matrices in the type asked for, vectors in float32
 //   tokenizer.model    where the task has one
 // config.json comes last: a folder without it is no export.
@@ -19,7 +18,8 @@ namespace sinkhorn::train {
 
 // What the metadata of model.safetensors, and config.json, say of their format.
 inline constexpr char kExportFormat[] = "sinkhorn export 1";
-inline constexpr char kExportModel[] = "model.safetensors", kExportConfig[] = "config.json";
+inline constexpr char kExportModel[] = "model.safetensors", kExportConfig[] = "config.json",
+                      kExportTokenizer[] = "tokenizer.model";
 
 struct ExportOptions {
   RunConfig config;  // of the run; its folder is config.train.run

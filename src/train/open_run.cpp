@@ -6,6 +6,7 @@
 #include "tasks/deferred.h"
 #include "train/device.h"
 #include "train/evaluate.h"
+#include "train/export_check.h"
 #include "train/export_folder.h"
 #include "train/run_folder.h"
 #include "train/state.h"
@@ -26,10 +27,12 @@ fs::path find_checkpoint(const fs::path& run, const std::string& name) {
 
 // An export goes where its data is not: that is looked for when a split is asked for.
 std::unique_ptr<tasks::Task> open_task(const fs::path& run, tasks::TaskConfig config) {
-  const fs::path tokenizer = run / "tokenizer.model";
+  const fs::path tokenizer = run / kExportTokenizer;  // a run's is called the same
   if (fs::exists(tokenizer)) config.tokenizer = tokenizer.string();
-  return is_export(run) ? tasks::make_deferred(config, read_export_info(run))
-                        : tasks::make_task(config);
+  if (!is_export(run)) return tasks::make_task(config);
+  const tasks::TaskInfo info = read_export_info(run);
+  check_export(run, info);
+  return tasks::make_deferred(config, info);
 }
 
 std::shared_ptr<models::Model> empty_model(const models::ModelConfig& config,
