@@ -213,7 +213,15 @@ RunConfig resolved(RunConfig config, const OpenRun& run, const std::string& type
     config.task.tokens = run.task->tokenizer_path().empty() ? "bytes" : "pieces";
   }
   config.task.tokenizer.clear();  // it lies beside
-  if (type != "float32") config.train.precision = type;
+  // Products run as in training; where weights are half, or come from an export in which they were,
+  // in the type they have now.
+  const auto is_half = [](const at::Tensor& t) {
+    return at::isReducedFloatingType(t.scalar_type());
+  };
+  const auto parameters = run.model->parameters();
+  if (type != "float32" || std::any_of(parameters.begin(), parameters.end(), is_half)) {
+    config.train.precision = type;
+  }
   return config;
 }
 

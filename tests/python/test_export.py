@@ -94,6 +94,15 @@ def test_last_checkpoint_and_an_export_of_an_export(runs: Path, tmp_path: Path) 
     assert config_of(tmp_path / "again") == config_of(runs / "sort.bf16")
 
 
+def test_the_wide_export_of_a_half_one_computes_wide(runs: Path, tmp_path: Path) -> None:
+    assert config_of(runs / "sort.bf16")["train"]["precision"] == "bf16"
+    output("export", runs / "sort.bf16", tmp_path / "wide")
+    config = config_of(tmp_path / "wide")
+    assert config["dtype"] == config["train"]["precision"] == "float32"
+    wide = evaluated(runs / "sort.bf16", "--train.precision", "float32")
+    assert evaluated(tmp_path / "wide")["figures"] == wide["figures"]
+
+
 def test_an_export_needs_no_data_to_read_a_text(runs: Path, tmp_path: Path) -> None:
     words = ("--json", "--text", "three four five", "--out", tmp_path / "pictures")
     truth = json.loads(output("inspect", runs / "text", "--checkpoint", "best", *words))
