@@ -244,6 +244,22 @@ class Model(nn.Module):
         self.config = config
         self.embedding = Embedding(config["info"]["vocab"], config["model"]["width"])
 
+    def embedded(self, ids: Tensor) -> Tensor:
+        self.check(ids, "ids")
+        return self.embedding(ids)
+
+    def check(self, ids: Tensor, name: str) -> None:
+        vocab = self.embedding.weight.shape[0]
+        wanted = f"expected whole numbers from 0 to {vocab - 1}, of shape [batch, length]"
+        if not isinstance(ids, Tensor) or ids.dtype not in (torch.int64, torch.int32):
+            raise ValueError(f"{name}: found {getattr(ids, 'dtype', type(ids).__name__)}; {wanted}")
+        if ids.dim() != 2:
+            raise ValueError(f"{name}: found shape {list(ids.shape)}; {wanted}")
+        if _has_values(ids):
+            least, most = ids.min().item(), ids.max().item()
+            if least < 0 or most >= vocab:
+                raise ValueError(f"{name}: found {least if least < 0 else most}; {wanted}")
+
 
 class LanguageModel(Model):
     def __init__(self, config: dict[str, Any]) -> None:
@@ -254,7 +270,7 @@ class LanguageModel(Model):
 
     def forward(self, ids: Tensor, mask: Optional[Tensor] = None) -> Tensor:
         """Logits of the token after each of ids, [B, L, V]."""
-        y = self.decoder(self.embedding(ids), mask)
+        y = self.decoder(self.embedded(ids), mask)
         return self.embedding.tied_output(y) if self.output is None else self.output(y)
 
 
@@ -267,7 +283,8 @@ class Seq2Seq(Model):
     def forward(self, ids: Tensor, targets: Tensor, mask: Optional[Tensor] = None,
                 target_mask: Optional[Tensor] = None) -> Tensor:
         """Logits of each of targets [B, T], which the decoder reads shifted right, [B, T, V]."""
-        memory = self.encoder(self.embedding(ids), mask)
+        self.check(targets, "targets")
+        memory = self.encoder(self.embedded(ids), mask)
         said = F.pad(targets[:, :-1], (1, 0), value=_BEGIN)
         y = self.decoder(self.embedding(said), target_mask, memory, mask)
         return self.embedding.tied_output(y)
@@ -281,11 +298,18 @@ class Classifier(Model):
 
     def forward(self, ids: Tensor, mask: Optional[Tensor] = None) -> Tensor:
         """Logits of the classes, [B, classes]."""
-        y = self.encoder(self.embedding(ids), mask)
+        y = self.encoder(self.embedded(ids), mask)
         if mask is None:
             return self.output(y.mean(1))
         count = mask.sum(1, keepdim=True).clamp_min(1).to(y.dtype)
         return self.output(torch.where(mask[..., None], y, 0).sum(1) / count)
+
+
+def _has_values(x: Tensor) -> bool:
+    """Whether they can be looked at: not while the code is traced or captured."""
+    if x.numel() == 0 or x.is_meta or torch.compiler.is_compiling():
+        return False
+    return not (x.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 def _compute(config: dict[str, Any]) -> torch.dtype:

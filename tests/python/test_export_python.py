@@ -136,3 +136,24 @@ def test_files_that_do_not_fit_together(runs: Path, tmp_path: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(ValueError, match="model.safetensors"):
         sinkhorn.load_model(folder)
+
+
+@pytest.mark.parametrize(("ids", "found"), [
+    (torch.tensor([[3, 19]]), "19"), (torch.tensor([[-1, 3]]), "-1"),
+    (torch.tensor([3, 4]), r"shape \[2\]"), (torch.zeros(1, 2, 3, dtype=torch.int64), "shape"),
+    (torch.ones(1, 4), "torch.float32"), ([[3, 4]], "list")])
+def test_ids_that_cannot_be_meant(runs: Path, ids: object, found: str) -> None:
+    sound = torch.tensor([[3, 18]])
+    model = sinkhorn.load_model(runs / "sort.float32")
+    vocab = model.config["info"]["vocab"]
+    assert vocab == 19
+    says = f"found {found}.*; expected whole numbers from 0 to 18, of shape \\[batch, length\\]"
+    with pytest.raises(ValueError, match=f"^ids: {says}"):
+        model(ids, sound)
+    with pytest.raises(ValueError, match=f"^targets: {says}"):
+        model(sound, ids)
+    classifier = sinkhorn.load_model(runs / "classify.float32")
+    with pytest.raises(ValueError, match="^ids: found 259; expected whole numbers from 0 to 258"):
+        classifier(torch.tensor([[259]]))
+    model(sound, sound)
+    model(sound.int(), sound.int())
