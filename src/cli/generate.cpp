@@ -1,6 +1,5 @@
 // `sinkhorn generate`: texts, images, sorted lists and answers from a trained run.
 #include <CLI/CLI.hpp>
-#include <algorithm>
 #include <cmath>
 #include <iostream>
 #include <iterator>
@@ -9,12 +8,14 @@
 #include "cli/commands.h"
 #include "cli/run_options.h"
 #include "cli/signals.h"
+#include "models/files.h"
 #include "report/png.h"
 #include "report/read_png.h"
 #include "sinkhorn/error.h"
 #include "tasks/corpus.h"
 #include "tasks/tokenizer.h"
 #include "train/generate_run.h"
+#include "train/prompt.h"
 
 namespace sinkhorn::cli {
 namespace {
@@ -44,6 +45,12 @@ std::string without_line_end(std::string text) {
   return text;
 }
 
+std::string read_prompt_file(const fs::path& path) {
+  std::error_code unknown;
+  if (fs::is_other(path, unknown)) return models::read_text(path);  // a pipe, standard input
+  return std::string(tasks::MappedFile(path).bytes());
+}
+
 void read_prompt(GenerateOptions& options) {
   if (!options.standard_input.empty()) {
     if (options.standard_input != "-") {
@@ -53,8 +60,7 @@ void read_prompt(GenerateOptions& options) {
     options.request.prompt = without_line_end(
         {std::istreambuf_iterator<char>(std::cin), std::istreambuf_iterator<char>()});
   } else if (!options.prompt_file.empty()) {
-    const tasks::MappedFile file(options.prompt_file);
-    options.request.prompt = without_line_end(std::string(file.bytes()));
+    options.request.prompt = without_line_end(read_prompt_file(options.prompt_file));
   }
 }
 
@@ -124,6 +130,14 @@ void print_text(const train::Generation& made) {
   }
 }
 
+void check_stops(const std::vector<std::string>& stops) {
+  for (const std::string& stop : stops) {
+    if (stop.empty()) throw UsageError("--stop is empty; it must be some text");
+    const auto bad = train::first_bad_byte(stop);
+    if (bad) throw UsageError("--stop is not UTF-8 text from byte " + std::to_string(*bad) + " on");
+  }
+}
+
 void check_options(const GenerateOptions& options, const train::RunConfig& config) {
   const train::GenerateRequest& request = options.request;
   if (options.beams > 0 && request.samples > options.beams) {
@@ -133,13 +147,13 @@ void check_options(const GenerateOptions& options, const train::RunConfig& confi
   if (options.stream && request.samples > 1) {
     throw UsageError("--stream shows one sample as it is made; leave out --samples");
   }
-  const auto& stops = request.stop_texts;
-  if (std::find(stops.begin(), stops.end(), "") != stops.end()) {
-    throw UsageError("--stop is empty; it must be some text");
-  }
+  check_stops(request.stop_texts);
   const bool pixels = config.task.name == "pixels";
-  if (pixels && (options.stream || !stops.empty())) {
+  if (pixels && (options.stream || !request.stop_texts.empty())) {
     throw UsageError("--stream and --stop are for text; this model makes images");
+  }
+  if (!pixels && !options.image.empty()) {
+    throw UsageError("--image is for models of the task pixels");
   }
   if (!pixels && !options.out.empty()) {
     throw UsageError("--out is for images; this model's text goes to standard output");
@@ -185,6 +199,17 @@ int run_generate(GenerateOptions& options, const Overrides& overrides) {
   return stop_signal != 0 ? 128 + stop_signal : 0;
 }
 
+// Of counts, in words: the bounds that CLI11 names are those of a double.
+CLI::Validator at_least(int64_t least) {
+  const auto check = [least](const std::string& text) -> std::string {
+    int64_t value = 0;
+    const bool counts = CLI::detail::lexical_cast(text, value);
+    if (counts ? value >= least : !text.starts_with('-')) return "";
+    return text + " is not " + std::to_string(least) + " or more";
+  };
+  return CLI::Validator(check, "");
+}
+
 void add_prompt_options(CLI::App& app, GenerateOptions& options) {
   CLI::Option* prompt =
       app.add_option("--prompt", options.request.prompt, "text, or numbers, to go on from");
@@ -200,7 +225,7 @@ void add_prompt_options(CLI::App& app, GenerateOptions& options) {
   image->type_name("FILE")->excludes(prompt)->excludes(file)->excludes(input);
   app.add_option("--image-index", options.image_index, "which image of a .bin file")
       ->type_name("INT")
-      ->check(CLI::NonNegativeNumber)
+      ->check(at_least(0))
       ->capture_default_str()
       ->needs(image);
 }
@@ -209,7 +234,7 @@ void add_length_options(CLI::App& app, GenerateOptions& options) {
   train::GenerateRequest& request = options.request;
   app.add_option("--max-tokens", request.max_tokens, "at most; default: 256 of a text")
       ->type_name("INT")
-      ->check(CLI::PositiveNumber);
+      ->check(at_least(1));
   app.add_option("--stop", request.stop_texts, "end before this text; may be given again")
       ->type_name("TEXT")
       ->allow_extra_args(false);
@@ -239,6 +264,7 @@ void add_choice_options(CLI::App& app, GenerateOptions& options) {
           ->capture_default_str(),
       app.add_option("--seed", sampling.seed, "same seed, same text")
           ->type_name("INT")
+          ->check(at_least(0))
           ->capture_default_str(),
       app.add_flag("--stream", options.stream, "print text as it is made")};
   CLI::Option* beams =
@@ -268,7 +294,7 @@ Command add_generate(CLI::App& program) {
   app->add_option("--checkpoint", options->request.checkpoint, kCheckpointHelp)
       ->type_name("TEXT")
       ->capture_default_str();
-  auto overrides = add_run_key_options(*app);
+  auto overrides = add_decoding_key_options(*app);
   add_device_options(*app, overrides);
   return {app, [options, overrides] { return run_generate(*options, *overrides); }};
 }

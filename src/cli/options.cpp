@@ -1,7 +1,8 @@
 // What the command lines of train, eval and inspect offer, and how it reaches them.
 #include <CLI/CLI.hpp>
-#include <algorithm>
+#include <functional>
 #include <iostream>
+#include <set>
 
 #include "cli/commands.h"
 #include "cli/run_options.h"
@@ -10,19 +11,29 @@
 namespace sinkhorn::cli {
 namespace {
 
-// What may change after training; the model is what its checkpoint holds.
-const std::vector<std::string> kRunSections = {"task", "train"};
+using OfferKey = std::function<bool(const Key&)>;
 
-// --section.key options for every key (of the sections named), collected in the result.
-std::shared_ptr<Overrides> add_key_options(CLI::App& command,
-                                           const std::vector<std::string>& sections = {}) {
+bool is_any(const Key&) { return true; }
+
+// What may change after training; the model is what its checkpoint holds, in the folder given.
+bool is_of_a_run(const Key& key) {
+  return (key.section() == "task" || key.section() == "train") && key.name != "train.run";
+}
+
+// What decoding depends on: where it runs, and where the task's vocabulary is found.
+bool is_of_decoding(const Key& key) {
+  static const std::set<std::string> kKeys = {"task.data", "task.cache", "train.device",
+                                              "train.precision", "train.threads"};
+  return kKeys.contains(key.name);
+}
+
+// --section.key options for the keys to offer, collected in the result.
+std::shared_ptr<Overrides> add_key_options(CLI::App& command, const OfferKey& offers,
+                                           bool trained = true) {
   auto overrides = std::make_shared<Overrides>();
   for (const Key& key : config_keys()) {
+    if (!offers(key)) continue;
     const std::string section = key.section();
-    if (!sections.empty() &&
-        std::find(sections.begin(), sections.end(), section) == sections.end()) {
-      continue;
-    }
     // The stacks repeat attention's keys: they would triple the help and say nothing new.
     const bool hidden = section == "encoder" || section == "decoder";
     command
@@ -33,7 +44,7 @@ std::shared_ptr<Overrides> add_key_options(CLI::App& command,
             },
             key.help)
         ->type_name(key.type)
-        ->default_str(sections.empty() ? key.standard : "as trained")
+        ->default_str(trained ? "as trained" : key.standard)
         ->group(hidden ? "" : "[" + section + "]")
         ->take_last();
   }
@@ -56,7 +67,11 @@ train::RunConfig read_run_config(const std::filesystem::path& run, const Overrid
 }
 
 std::shared_ptr<Overrides> add_run_key_options(CLI::App& command) {
-  return add_key_options(command, kRunSections);
+  return add_key_options(command, is_of_a_run);
+}
+
+std::shared_ptr<Overrides> add_decoding_key_options(CLI::App& command) {
+  return add_key_options(command, is_of_decoding);
 }
 
 void add_device_options(CLI::App& command, const std::shared_ptr<Overrides>& overrides) {
@@ -85,7 +100,7 @@ Command add_train(CLI::App& program) {
   app->add_flag("--resume", options->resume,
                 "continue the run in its folder from its newest checkpoint");
   app->add_flag("--dry-run", options->dry_run, "print the resolved configuration and stop");
-  auto overrides = add_key_options(*app);
+  auto overrides = add_key_options(*app, is_any, /*trained=*/false);
   app->footer(
       "Every key may stand in the configuration file ([section], then key = value) or here, as\n"
       "--section.key value; here wins. encoder.* and decoder.* take the keys of attention.* for\n"

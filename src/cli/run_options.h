@@ -18,6 +18,9 @@ train::RunConfig read_run_config(const std::filesystem::path& run, const Overrid
 // --section.key options for what may change after training, collected in the result.
 std::shared_ptr<Overrides> add_run_key_options(CLI::App& command);
 
+// The same for commands that only decode, which would not look at the others.
+std::shared_ptr<Overrides> add_decoding_key_options(CLI::App& command);
+
 // --device and --precision, short for keys of the section train.
 void add_device_options(CLI::App& command, const std::shared_ptr<Overrides>& overrides);
 

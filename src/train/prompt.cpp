@@ -8,12 +8,18 @@ namespace sinkhorn::train {
 
 void refuse_prompt(const std::string& why) { throw UsageError("the prompt " + why); }
 
+std::optional<size_t> first_bad_byte(std::string_view text) {
+  for (size_t i = 0, count = 0; i < text.size(); i += count) {
+    count = tasks::character_bytes(text.substr(i));
+    if (count == 0) return i + 1;
+  }
+  return std::nullopt;
+}
+
 std::vector<int32_t> prompt_ids(const tasks::Task& task, const std::string& text) {
   if (text.empty()) refuse_prompt("is empty; leave it out to begin as the training data does");
-  for (size_t i = 0, count = 0; i < text.size(); i += count) {
-    count = tasks::character_bytes(std::string_view(text).substr(i));
-    if (count == 0) refuse_prompt("is not UTF-8 text from byte " + std::to_string(i + 1) + " on");
-  }
+  const auto bad = first_bad_byte(text);
+  if (bad) refuse_prompt("is not UTF-8 text from byte " + std::to_string(*bad) + " on");
   std::vector<int32_t> ids;
   try {
     ids = task.ids(text);

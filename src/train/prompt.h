@@ -2,7 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "sinkhorn/sampling.h"
@@ -12,6 +14,9 @@ namespace sinkhorn::train {
 
 // Throws UsageError "the prompt ...".
 [[noreturn]] void refuse_prompt(const std::string& why);
+
+// Where a text stops to be UTF-8, counted from 1.
+std::optional<size_t> first_bad_byte(std::string_view text);
 
 // Throws UsageError for a text that is empty, not UTF-8, or that the task cannot read.
 std::vector<int32_t> prompt_ids(const tasks::Task& task, const std::string& text);
