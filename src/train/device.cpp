@@ -5,6 +5,8 @@
 
 #include <charconv>
 #include <cstdlib>
+#include <fstream>
+#include <string>
 
 #include "sinkhorn/error.h"
 
@@ -64,6 +66,16 @@ int64_t process_peak_memory() {
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
   return static_cast<int64_t>(usage.ru_maxrss) * 1024;
+}
+
+int64_t available_memory(at::Device device) {
+  if (device.is_cuda()) return free_memory(device);
+  std::ifstream facts("/proc/meminfo");
+  for (std::string line; std::getline(facts, line);) {
+    const std::string name = "MemAvailable:";
+    if (line.starts_with(name)) return std::stoll(line.substr(name.size())) * 1024;
+  }
+  return 0;
 }
 
 void be_deterministic() {

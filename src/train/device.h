@@ -49,5 +49,7 @@ int64_t process_peak_memory();
 
 // Bytes that nobody holds on a GPU; 0 in a build without CUDA.
 int64_t free_memory(at::Device device);
+// Bytes that can still be asked for: on a GPU, or of the system; 0: unknown.
+int64_t available_memory(at::Device device);
 
 }  // namespace sinkhorn::train

@@ -3,11 +3,14 @@
 #include <ATen/ops/tensor.h>
 
 #include <algorithm>
+#include <cstdio>
+#include <utility>
 
 #include "sinkhorn/error.h"
 #include "sinkhorn/generate.h"
 #include "tasks/text_stream.h"
 #include "tasks/tokenizer.h"
+#include "train/device.h"
 #include "train/open_run.h"
 #include "train/prompt.h"
 
@@ -46,6 +49,14 @@ int64_t usual_tokens(const std::string& task, const Plan& plan, size_t given, in
   if (task != "pixels") return kTextTokens;
   const int64_t rows = std::min(kImageValues, capacity) / kRowValues;  // that the model can hold
   return rows * kRowValues - static_cast<int64_t>(given);
+}
+
+// What can be refused before a model is read.
+void check_choices(const GenerateRequest& request) {
+  generate::check_sampling(request.sampling);
+  if (request.beam.has_value() && !request.stop_texts.empty()) {
+    throw UsageError("--stop ends sampled texts; it cannot be given with --beams");
+  }
 }
 
 void check_request(const std::string& task, const GenerateRequest& request, int64_t capacity) {
@@ -88,11 +99,39 @@ Plan make_plan(const OpenRun& run, const std::string& task, const GenerateReques
   plan.sampling = request.sampling;
   plan.sampling.temperature = request.temperature.value_or(asks ? 0.0 : 1.0);
   plan.stop = task_stops(task, request.ignore_end);
-  plan.stop.max_tokens =
-      request.max_tokens.value_or(usual_tokens(task, plan, given.size(), capacity));
+  // A model holds no more, however many are asked for.
+  plan.stop.max_tokens = std::min(
+      request.max_tokens.value_or(usual_tokens(task, plan, given.size(), capacity)), capacity);
   if (plan.stop.max_tokens < 1) refuse_prompt("leaves nothing to be made");
   plan.stop.interrupted = request.interrupted;
   return plan;
+}
+
+generate::Decoder decoder_of(const OpenRun& run, const generate::DecoderOptions& options) {
+  if (auto language = std::dynamic_pointer_cast<models::LanguageModel>(run.model)) {
+    return generate::Decoder(language, options);
+  }
+  return generate::Decoder(std::dynamic_pointer_cast<models::Seq2Seq>(run.model), options);
+}
+
+std::string gibibytes(int64_t bytes) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.1f GiB", static_cast<double>(bytes) * 0x1p-30);
+  return text;
+}
+
+// A system that promises memory it does not have would end the program without a word, so one
+// slot's state is measured before that of all is asked for.
+void check_memory(const OpenRun& run, generate::DecoderOptions options) {
+  const int64_t batch = std::exchange(options.batch, 1);
+  if (batch == 1) return;
+  options.graph = false;
+  const int64_t needed = batch * decoder_of(run, options).state_bytes();
+  const int64_t available = available_memory(run.device);
+  if (available == 0 || needed <= available) return;
+  throw Error(std::to_string(batch) + " sequences of up to " + std::to_string(options.capacity) +
+              " tokens need " + gibibytes(needed) + " of memory, " + gibibytes(available) +
+              " are free; ask for fewer --samples or --beams, or for fewer --max-tokens");
 }
 
 generate::Decoder make_decoder(const OpenRun& run, const Plan& plan, int64_t batch) {
@@ -102,10 +141,8 @@ generate::Decoder make_decoder(const OpenRun& run, const Plan& plan, int64_t bat
   options.capacity = std::min((needed + kCapacityStep - 1) / kCapacityStep * kCapacityStep,
                               run.model->config().max_length);
   options.compute = run.context.compute;
-  if (auto language = std::dynamic_pointer_cast<models::LanguageModel>(run.model)) {
-    return generate::Decoder(language, options);
-  }
-  return generate::Decoder(std::dynamic_pointer_cast<models::Seq2Seq>(run.model), options);
+  check_memory(run, options);
+  return decoder_of(run, options);
 }
 
 void read_sources(generate::Decoder& decoder, const Plan& plan, int64_t count) {
@@ -174,7 +211,7 @@ std::vector<generate::Generated> decode(generate::Decoder& decoder, const Plan& 
 
 Generation generate_run(const RunConfig& config, const GenerateRequest& request,
                         const OnText& on_text) {
-  generate::check_sampling(request.sampling);
+  check_choices(request);
   const OpenRun run = open_run(config, request.checkpoint);
   if (run.task->info().model == tasks::ModelKind::kClassifier) {
     throw UsageError(config.train.run + ": a classifier generates nothing; see eval and inspect");
@@ -190,7 +227,15 @@ Generation generate_run(const RunConfig& config, const GenerateRequest& request,
   generate::Decoder decoder =
       make_decoder(run, plan, request.beam.has_value() ? request.beam->beams : request.samples);
   Texts texts(*run.task, plan, request, on_text);
-  const std::vector<generate::Generated> made = decode(decoder, plan, request, texts);
+  const std::vector<generate::Generated> made = [&] {
+    try {
+      return decode(decoder, plan, request, texts);
+    } catch (const UsageError&) {
+      throw;
+    } catch (const Error& error) {  // which knows nothing of files
+      throw Error(result.checkpoint + ", step " + std::to_string(run.step) + ": " + error.what());
+    }
+  }();
   for (size_t i = 0; i < made.size(); ++i) result.samples.push_back(texts.finish(i, made[i]));
   return result;
 }

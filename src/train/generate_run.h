@@ -22,7 +22,7 @@ struct GenerateRequest {
   std::optional<double> temperature;          // none: 1; lists and answers 0
   std::optional<int64_t> max_tokens;          // none: as many as the task asks for
   std::optional<generate::BeamOptions> beam;  // in place of sampling; the `samples` best
-  std::vector<std::string> stop_texts;        // a text ends before the first of these
+  std::vector<std::string> stop_texts;        // a sampled text ends before the first of these
   bool ignore_end = false;                    // texts go on behind an end token
   std::function<bool()> interrupted;
 };
@@ -46,7 +46,8 @@ struct Generation {
 using OnText = std::function<void(int64_t sample, const std::string& piece)>;
 
 // The run's folder is config.train.run. Throws UsageError for a model that generates nothing, for
-// one that leaks the future, and for a prompt that it cannot read.
+// one that leaks the future, and for a prompt that it cannot read; Error that names the checkpoint
+// where its scores are not numbers.
 Generation generate_run(const RunConfig& config, const GenerateRequest& request,
                         const OnText& on_text = {});
 
