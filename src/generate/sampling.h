@@ -49,7 +49,7 @@ void check_score(double log_probability);
 
 struct Choice {
   int64_t id = -1;               // -1: of no slot
-  double log_probability = 0.0;  // under the model alone
+  double log_probability = 0.0;  // under the model alone; NaN: its scores were no numbers
 };
 
 // The sequences of a decoder's slots, as far as choosing their next tokens depends on them.
@@ -63,7 +63,8 @@ class Sampler {
              const std::vector<int64_t>& prompt);
 
   // Next tokens: row r of logits [R, V] belongs to slots[r]; negative: to none, and is not looked
-  // at. Throws Error where a row has NaN. One transfer to the device, one back.
+  // at. Rows of NaN are for check_score(), and change no others. One transfer to the device, one
+  // back.
   std::vector<Choice> choose(const at::Tensor& logits, const std::vector<int64_t>& slots);
 
  private:

@@ -117,7 +117,6 @@ std::vector<Choice> Sampler::choose(const at::Tensor& logits, const std::vector<
   for (size_t r = 0; r < slots.size(); ++r) {
     if (slots[r] < 0) continue;
     choices[r] = {static_cast<int64_t>(id[r]), id[slots.size() + r]};
-    check_score(choices[r].log_probability);
     ++rows_[static_cast<size_t>(slots[r])].position;
   }
   return choices;
@@ -199,6 +198,7 @@ std::vector<Generated> sample(Decoder& decoder, const Prompts& prompts,
     const std::vector<Choice> choices = sampler.choose(logits, slots);
     for (size_t r = 0; r < slots.size(); ++r) {
       if (slots[r] < 0) continue;
+      check_score(choices[r].log_probability);
       add_token(growing, r, choices[r], decoder.capacity() - decoder.lengths()[r], stop, on_token);
     }
     if (!growing.any()) return growing.rows;

@@ -13,6 +13,7 @@ namespace {
 
 constexpr std::chrono::milliseconds kIdle{50};  // between looks at whether to stop
 constexpr const char* kBusyCode = "queue_full";
+constexpr int kLookRest = 4;  // times what a sorting pass took: it has a fifth of a busy engine
 
 Refusal ending() { return {503, "the server is ending", "", "ending"}; }
 
@@ -161,7 +162,11 @@ void Engine::sweep_slots() {
   }
 }
 
+// A pass over a whole text takes as long as many steps: texts that are made, or wait to be, come
+// first.
 void Engine::look_once() {
+  const auto begun = Clock::now();
+  if (begun < next_look_ && (count_active() > 0 || waiting() > 0)) return;
   Look look;
   {
     const std::lock_guard lock(mutex_);
@@ -170,10 +175,12 @@ void Engine::look_once() {
     looks_.pop_front();
   }
   try {
-    look.promise.set_value(train::sorts_of(run_, train::batch_of(*run_.task, look.text)));
+    look.promise.set_value(train::sorts_of(run_, train::batch_of(run_, options_.task, look.text)));
   } catch (const std::exception& error) {
     look.promise.set_exception(std::make_exception_ptr(failure(error)));
   }
+  const auto ended = Clock::now();
+  next_look_ = ended + kLookRest * (ended - begun);
 }
 
 void Engine::fill_slots() {
@@ -186,8 +193,7 @@ void Engine::fill_slots() {
       try {
         begin(slot, *next);
       } catch (const std::exception& error) {
-        next->job->fail(failure(error));
-        slots_[slot] = {};
+        fail(slots_[slot], error);
       }
     }
   }
@@ -197,27 +203,31 @@ std::optional<Engine::Waiting> Engine::next_sequence() {
   const std::lock_guard lock(mutex_);
   if (queue_.empty()) return std::nullopt;
   const Waiting next = queue_.front();
-  if (++queue_.front().begun == next.job->asked.sequences.size()) queue_.pop_front();
+  queue_.pop_front();
+  // Requests take turns: one of many sequences does not keep the others waiting.
+  if (next.begun + 1 < next.job->asked.sequences.size()) {
+    queue_.push_back({next.job, next.begun + 1});
+  }
   return next;
 }
 
 // Reads a prompt and chooses the first token. Prompts are read one by one: beside others, padded,
 // their sums could round differently.
 void Engine::begin(size_t s, const Waiting& next) {
+  Slot& slot = slots_[s];
+  slot.job = next.job;
   const int64_t place = static_cast<int64_t>(s);
   const Asked& asked = next.job->asked;
   const Sequence& sequence = asked.sequences[next.begun];
   std::vector<int64_t> prompt = {tasks::framing(options_.task).begin};
   prompt.insert(prompt.end(), sequence.given.begin(), sequence.given.end());
-  Slot& slot = slots_[s];
-  slot.job = next.job;
   slot.sequence = next.begun;
   slot.text = std::make_unique<tasks::TextStream>(*run_.task, sequence.given, asked.stops);
   slot.stop_tokens = train::task_stops(options_.task, asked.ignore_end).stop_tokens;
   const at::Tensor ids = at::tensor(prompt, at::kLong).unsqueeze(0).to(decoder_.device());
   const at::Tensor logits = decoder_.prefill(ids, std::nullopt, {place});
   sampler_.begin(place, asked.sampling, sequence.stream, prompt);
-  add_token(s, sampler_.choose(logits, {place})[0].id);
+  add_choice(s, sampler_.choose(logits, {place})[0]);
 }
 
 void Engine::step() {
@@ -230,14 +240,28 @@ void Engine::step() {
     const at::Tensor logits = decoder_.step(at::tensor(ids, at::kLong));
     const std::vector<generate::Choice> choices = sampler_.choose(logits, places);
     for (size_t s = 0; s < slots_.size(); ++s) {
-      if (places[s] >= 0) add_token(s, choices[s].id);
+      if (places[s] >= 0) add_choice(s, choices[s]);
     }
   } catch (const std::exception& error) {
     for (Slot& slot : slots_) {
-      if (slot.job != nullptr) slot.job->fail(failure(error));
-      slot = {};
+      if (slot.job != nullptr) fail(slot, error);
     }
   }
+}
+
+// What goes wrong in one sequence ends its request alone.
+void Engine::add_choice(size_t s, const generate::Choice& choice) {
+  try {
+    generate::check_score(choice.log_probability);
+    add_token(s, choice.id);
+  } catch (const std::exception& error) {
+    fail(slots_[s], error);
+  }
+}
+
+void Engine::fail(Slot& slot, const std::exception& error) {
+  slot.job->fail(failure(error));
+  slot = {};
 }
 
 void Engine::add_token(size_t s, int64_t id) {

@@ -1,6 +1,7 @@
 // The one thread that owns the model. Requests wait in a bounded queue; whenever a slot of the
 // decoder is free, the next sequence is read into it, and all slots go on together, a token a step
-// (continuous batching). Each sequence has its own options and its own random numbers: what is made
+// (continuous batching). Requests take turns, a sequence each; sorting passes over whole texts have
+// a share of the time. Each sequence has its own options and its own random numbers: what is made
 // for it does not depend on what runs beside it.
 #pragma once
 
@@ -83,7 +84,9 @@ class Engine {
   std::optional<Waiting> next_sequence();
   void begin(size_t slot, const Waiting& next);
   void step();
+  void add_choice(size_t slot, const generate::Choice& choice);
   void add_token(size_t slot, int64_t id);
+  void fail(Slot& slot, const std::exception& error);
   void finish(Slot& slot, const std::string& text, const char* reason);
   void wait_for_work();
   size_t count_active();
@@ -95,6 +98,7 @@ class Engine {
   std::vector<Slot> slots_;
   std::atomic<int64_t> active_{0};
   Clock::time_point end_ = Clock::time_point::max();  // of the grace time
+  Clock::time_point next_look_;                       // while there is other work
 
   mutable std::mutex mutex_;  // of what follows
   std::condition_variable arrived_;

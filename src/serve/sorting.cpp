@@ -43,14 +43,15 @@ ordered_json head_object(const report::SortMatrix& matrix, bool values) {
   return object;
 }
 
-// The text of every block; a character that two of them share reads as broken in both.
+// The text of every block; a character that two of them share reads as broken in both. The first
+// block begins with the token that stands before every text.
 ordered_json block_texts(const SortingContext& context, int64_t blocks) {
   const std::vector<int32_t> ids = context.task.ids(context.text);
   const int64_t size = static_cast<int64_t>(ids.size());
   ordered_json texts = ordered_json::array();
   for (int64_t i = 0; i < blocks; ++i) {
-    const int64_t first = std::min(size, i * context.block);
-    const int64_t end = std::min(size, first + context.block);
+    const int64_t first = std::min(size, std::max<int64_t>(0, i * context.block - 1));
+    const int64_t end = std::min(size, (i + 1) * context.block - 1);
     texts.push_back(context.task.text({ids.begin() + first, ids.begin() + end}));
   }
   return texts;

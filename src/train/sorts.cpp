@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "sinkhorn/error.h"
+#include "tasks/tokenizer.h"
 #include "train/inputs.h"
 
 namespace sinkhorn::train {
@@ -20,19 +21,24 @@ report::SortMatrix matrix_of(const at::Tensor& r, int64_t window) {  // [N, N]
 
 }  // namespace
 
-tasks::Batch batch_of(const tasks::Task& task, const std::string& text) {
-  const std::vector<int32_t> ids = task.ids(text);
+tasks::Batch batch_of(const OpenRun& run, const std::string& name, const std::string& text) {
+  std::vector<int32_t> ids = run.task->ids(text);
   if (ids.empty()) throw UsageError("--text is empty");
+  const tasks::ModelKind model = run.task->info().model;
   tasks::Batch batch;
+  batch.target = ids;
+  if (model == tasks::ModelKind::kLanguageModel) {
+    const bool full = static_cast<int64_t>(ids.size()) == run.model->config().max_length;
+    ids.insert(ids.begin(), tasks::framing(name).begin);
+    full ? ids.pop_back() : batch.target.push_back(tasks::kPad);
+  }
   const int64_t length = static_cast<int64_t>(ids.size());
   batch.rows = 1;
-  batch.length = length;
-  batch.input = ids;
+  batch.length = batch.target_length = length;
+  batch.input = std::move(ids);
   batch.lengths = {static_cast<int32_t>(length)};
-  batch.target_length = length;
-  batch.target = ids;
-  if (task.info().model == tasks::ModelKind::kClassifier) batch.labels = {0};
-  if (task.info().model == tasks::ModelKind::kSeq2Seq) {  // sorting: all but the end token
+  if (model == tasks::ModelKind::kClassifier) batch.labels = {0};
+  if (model == tasks::ModelKind::kSeq2Seq) {  // sorting: all but the end token
     std::sort(batch.target.begin(), batch.target.end() - 1);
     batch.target_lengths = batch.lengths;
   }

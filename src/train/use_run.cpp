@@ -61,8 +61,12 @@ EvalResult evaluate_run(const RunConfig& config, const std::string& checkpoint,
 Inspection inspect_run(const RunConfig& config, const std::string& checkpoint,
                        const std::string& text, int64_t example) {
   OpenRun run = open_run(config, checkpoint);
-  return inspect_open(run, text.empty() ? test_example(*run.task, example, config.train.seed)
-                                        : batch_of(*run.task, text));
+  if (text.empty()) {
+    return inspect_open(run, test_example(*run.task, example, config.train.seed));
+  }
+  Inspection result = inspect_open(run, batch_of(run, config.task.name, text));
+  result.input = run.task->text(run.task->ids(text));  // without the token before it
+  return result;
 }
 
 Look look_at_run(const RunConfig& config, const std::string& checkpoint, int64_t samples) {

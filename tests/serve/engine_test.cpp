@@ -3,11 +3,14 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <thread>
 
 #include "generate/support.h"
 #include "tasks/deferred.h"
+#include "tasks/tokenizer.h"
 
 namespace sinkhorn::serve {
 namespace {
@@ -17,8 +20,8 @@ using namespace sinkhorn::testing;
 
 constexpr int64_t kBytes = 259;  // and the three special ids
 
-train::OpenRun open(at::Device device) {
-  models::ModelConfig config = small_config({}, {.sort_net = "bilinear"});
+train::OpenRun open(at::Device device, const std::string& sort_net = "bilinear") {
+  models::ModelConfig config = small_config({}, {.sort_net = sort_net});
   config.vocab = kBytes;
   config.max_length = 256;
   tasks::TaskConfig task;
@@ -183,6 +186,116 @@ TEST(Engine, SortsATextBetweenSteps) {
   EXPECT_EQ(matrices.size(), 4u);  // 2 layers of 2 heads
   EXPECT_EQ(matrices.at(0).blocks, 4);
   EXPECT_EQ(answers(*job)[0].tokens, 200);
+}
+
+// The texts of jobs, or why one failed; and the order in which their sequences ended: a letter of
+// the job each, a capital for one that failed.
+struct Ended {
+  std::vector<std::string> texts;
+  std::string order;
+};
+
+// Runs an engine until its jobs have ended, looking at them between its steps.
+Ended run_all(Engine& engine, const std::vector<std::shared_ptr<Job>>& jobs) {
+  Ended ended{std::vector<std::string>(jobs.size()), ""};
+  std::vector<bool> over(jobs.size());
+  engine.run([&] {
+    for (size_t i = 0; i < jobs.size(); ++i) {
+      if (over[i]) continue;
+      try {
+        for (const Event& event : jobs[i]->wait(0ms)) {
+          ended.texts[i] += event.text;
+          if (!event.finish.empty()) ended.order += static_cast<char>('a' + i);
+        }
+        over[i] = jobs[i]->finished();
+      } catch (const Refusal& refusal) {
+        ended.texts[i] = refusal.code;
+        ended.order += static_cast<char>('A' + i);
+        over[i] = true;
+      }
+    }
+    return std::find(over.begin(), over.end(), false) == over.end();
+  });
+  return ended;
+}
+
+TEST(Engine, LetsRequestsTakeTurns) {
+  Engine engine(open(at::kCPU), {.task = "text", .slots = 1, .queue = 4});
+  Asked many = request(engine, 1, 3);
+  many.sequences.resize(4, many.sequences[0]);
+  const auto one = request(engine, 2, 3);
+  EXPECT_EQ(run_all(engine, {engine.submit(many), engine.submit(one), engine.submit(many)}).order,
+            "abcacacac");
+}
+
+TEST(Engine, LeavesMostOfTheTimeToTextsWhileTheyAreMade) {
+  Engine engine(open(at::kCPU), {.task = "text", .slots = 1, .queue = 4});
+  const auto job = engine.submit(request(engine, 1, 100));
+  const std::string text(200, 'x');
+  std::vector<std::future<std::vector<report::SortMatrix>>> looks(2);
+  int done = 0;
+  engine.run([&] {
+    for (auto& look : looks) {
+      if (look.valid() && look.wait_for(0ms) == std::future_status::ready) {
+        look.get();
+        ++done;
+      }
+      if (!look.valid()) look = engine.sorts(text);
+    }
+    job->wait(0ms);
+    return job->finished();
+  });
+  // One between all steps would be 100; a pass takes longer than a step.
+  EXPECT_GE(done, 1);
+  EXPECT_LT(done, 50);
+}
+
+TEST(Engine, SortsATextAsItIsReadBeforeItIsContinued) {
+  Running running({.task = "text", .slots = 1, .queue = 4});
+  const std::string text = "one two three";
+  const auto found = running.engine.sorts(text).get();
+  train::OpenRun run = open(at::kCPU);
+  std::vector<int64_t> ids = {tasks::kEnd};
+  for (const int32_t id : run.task->ids(text)) ids.push_back(id);
+  std::vector<at::Tensor> sorts;
+  nn::Context context;
+  context.sorts = &sorts;
+  full_logits(dynamic_cast<models::LanguageModel&>(*run.model),
+              at::tensor(ids, at::kLong).unsqueeze(0), context);
+  ASSERT_EQ(sorts.size(), 2u);
+  for (size_t i = 0; i < found.size(); ++i) {
+    const at::Tensor r = sorts[i / 2][0][static_cast<int64_t>(i % 2)].to(at::kFloat);
+    EXPECT_TRUE(at::allclose(at::tensor(found[i].r).view(r.sizes()), r, 1e-5, 1e-6)) << i;
+  }
+}
+
+// The sort networks have no numbers for the sixth block and those behind it: long texts fail.
+train::OpenRun open_failing() {
+  train::OpenRun run = open(at::kCPU, "linear");
+  const at::NoGradGuard no_grad;
+  const int64_t heads = 2, blocks = 256 / 4;
+  size_t spoilt = 0;
+  for (auto& item : run.model->named_parameters()) {
+    if (!item.key().ends_with("first.bias") || item.value().numel() != heads * blocks) continue;
+    item.value().view({heads, blocks}).slice(1, 5).fill_(NAN);
+    ++spoilt;
+  }
+  EXPECT_EQ(spoilt, 2u);
+  return run;
+}
+
+TEST(Engine, FailsNoOtherRequestThanTheOneWhoseScoresAreNoNumbers) {
+  const EngineOptions options{.task = "text", .slots = 2, .queue = 4};
+  Engine one(open_failing(), options), both(open_failing(), options);
+  const Asked short_one = request(one, 1, 14);
+  Asked long_one = request(one, 2, 100);
+  long_one.sequences[0].given.assign(18, 'x');
+  const Ended alone = run_all(one, {one.submit(short_one)});
+  const Ended beside = run_all(both, {both.submit(long_one), both.submit(short_one)});
+  EXPECT_EQ(alone.order, "a");
+  EXPECT_EQ(beside.order, "Ab");
+  EXPECT_EQ(beside.texts[0], "model_failed");
+  EXPECT_EQ(beside.texts[1], alone.texts[0]);
 }
 
 TEST(Engine, RefusesModelsThatMakeNoText) {
