@@ -29,7 +29,9 @@ std::string hex(uint64_t number) {
 
 // What others offer and we do not: values that change nothing are taken.
 void refuse_unsupported(Fields& fields) {
-  for (const char* name : {"logprobs", "logit_bias", "suffix"}) fields.unsupported(name);
+  fields.unsupported("logprobs");
+  fields.unsupported("logit_bias", nlohmann::json::object());
+  fields.unsupported("suffix", "");
   for (const char* name : {"presence_penalty", "frequency_penalty"}) fields.unsupported(name, 0);
   fields.unsupported("best_of", 1);
 }
@@ -66,12 +68,12 @@ CompletionRequest read_completion(const std::string& body, const CompletionLimit
     throw Refusal(404, "there is no model '" + model + "' here; this is " + limits.model, "model",
                   "model_not_found");
   }
-  request.prompts = fields.texts("prompt", kMostPrompts);
+  request.prompts = fields.texts("prompt", 1, kMostPrompts);
   request.choices = fields.integer("n", 1, 1, kMostChoices);
   request.asked.max_tokens =
       fields.integer("max_tokens", std::min(kUsualTokens, limits.max_tokens), 1, limits.max_tokens);
   read_sampling(fields, request.asked);
-  request.asked.stops = fields.texts("stop", kMostStops);
+  request.asked.stops = fields.texts("stop", 0, kMostStops);
   for (const std::string& stop : request.asked.stops) {
     if (stop.empty()) throw Refusal(400, "stop is empty; it must be some text", "stop");
   }

@@ -57,20 +57,26 @@ double Fields::number(const std::string& name, double otherwise) {
   return value->get<double>();
 }
 
-uint64_t Fields::natural(const std::string& name, uint64_t otherwise) {
+const json* Fields::find_natural(const std::string& name, const std::string& range) {
   const json* value = find(name);
-  if (value == nullptr) return otherwise;
+  if (value == nullptr) return nullptr;
   if (!value->is_number()) refuse_kind(name, *value, "an integer");
-  if (!value->is_number_unsigned()) refuse(name, "must be an integer from 0 to 2^64 - 1");
-  return value->get<uint64_t>();
+  if (!value->is_number_unsigned()) refuse(name, "must be an integer from " + range);
+  return value;
+}
+
+uint64_t Fields::natural(const std::string& name, uint64_t otherwise) {
+  const json* value = find_natural(name, "0 to 2^64 - 1");
+  return value == nullptr ? otherwise : value->get<uint64_t>();
 }
 
 int64_t Fields::integer(const std::string& name, int64_t otherwise, int64_t least, int64_t most) {
-  const uint64_t value = natural(name, static_cast<uint64_t>(otherwise));
-  if (find(name) == nullptr) return otherwise;
+  const std::string range = std::to_string(least) + " to " + std::to_string(most);
+  const json* found = find_natural(name, range);
+  if (found == nullptr) return otherwise;
+  const uint64_t value = found->get<uint64_t>();
   if (value < static_cast<uint64_t>(least) || value > static_cast<uint64_t>(most)) {
-    refuse(name, "is " + std::to_string(value) + "; it must be from " + std::to_string(least) +
-                     " to " + std::to_string(most));
+    refuse(name, "is " + std::to_string(value) + "; it must be from " + range);
   }
   return static_cast<int64_t>(value);
 }
@@ -82,12 +88,14 @@ std::string Fields::text(const std::string& name, const std::string& otherwise) 
   return value->get<std::string>();
 }
 
-std::vector<std::string> Fields::texts(const std::string& name, size_t most) {
+std::vector<std::string> Fields::texts(const std::string& name, size_t least, size_t most) {
   const json* value = find(name);
   if (value == nullptr) return {};
   if (value->is_string()) return {value->get<std::string>()};
   if (!value->is_array()) refuse_kind(name, *value, "a string or an array of strings");
-  if (value->empty()) refuse(name, "is an empty array; leave it out, or give at least one string");
+  if (value->size() < least) {
+    refuse(name, "is an empty array; leave it out, or give at least one string");
+  }
   if (value->size() > most) {
     refuse(name, "has " + std::to_string(value->size()) + " entries; at most " +
                      std::to_string(most) + " are taken");
@@ -108,9 +116,10 @@ bool Fields::inner_flag(const std::string& name, const std::string& inner) {
   if (!value->is_object()) refuse_kind(name, *value, "an object");
   for (const auto& [key, item] : value->items()) {
     if (key != inner) refuse(name, "has the unknown field " + key);
-    if (!item.is_boolean()) refuse_kind(name + "." + key, item, "true or false");
+    if (item.is_boolean()) return item.get<bool>();
+    if (!item.is_null()) refuse_kind(name + "." + key, item, "true or false");
   }
-  return value->value(inner, false);
+  return false;
 }
 
 void Fields::unsupported(const std::string& name, const json& neutral) {

@@ -21,8 +21,8 @@ class Fields {
   int64_t integer(const std::string& name, int64_t otherwise, int64_t least, int64_t most);
   uint64_t natural(const std::string& name, uint64_t otherwise);
   std::string text(const std::string& name, const std::string& otherwise);
-  // One text or several, at most `most`; none: absent.
-  std::vector<std::string> texts(const std::string& name, size_t most);
+  // One text or an array of `least` to `most`; none: absent.
+  std::vector<std::string> texts(const std::string& name, size_t least, size_t most);
   // An object of its own, for the one field `inner`.
   bool inner_flag(const std::string& name, const std::string& inner);
 
@@ -35,6 +35,7 @@ class Fields {
 
  private:
   const nlohmann::json* find(const std::string& name);
+  const nlohmann::json* find_natural(const std::string& name, const std::string& range);
 
   nlohmann::json object_;
   std::set<std::string> known_;

@@ -1,7 +1,11 @@
 // The web server around the engine. One request a connection, so that an idle one holds no thread;
-// there is a thread for everything that may run or wait, and some for the page beside them.
+// there is a thread for everything that may run or wait, and beside them many for the page and for
+// senders that dawdle.
 #include <httplib.h>
+#include <netdb.h>
 
+#include <algorithm>
+#include <cctype>
 #include <cerrno>
 #include <cstring>
 #include <thread>
@@ -22,9 +26,9 @@ using nlohmann::ordered_json;
 
 constexpr const char* kJson = "application/json";
 constexpr const char* kEvents = "text/event-stream";  // httplib compresses, and so delays, others
-constexpr int64_t kSpareThreads = 16;
-constexpr int kIdleSeconds = 2;       // that a connection may wait before its request
-constexpr int kReadWriteSeconds = 5;  // without a byte moving
+constexpr int64_t kSpareThreads = 128;
+constexpr int kReadSeconds = 2;   // that a request may pause, before it and within it
+constexpr int kWriteSeconds = 5;  // that a client may take in nothing
 constexpr int kRetrySeconds = 1;
 constexpr std::chrono::milliseconds kPoll{100};    // between looks at whether the client is there
 constexpr std::chrono::milliseconds kFlush{3000};  // for the last bytes of what was made
@@ -49,12 +53,24 @@ void answer_exception(Response& res, std::exception_ptr thrown) {
   }
 }
 
+// The method of a place that is here, "" for others.
+std::string method_of(const std::string& path) {
+  if (path == "/" || path == "/health" || path == "/v1/models") return "GET";
+  return path == "/v1/completions" || path == "/v1/sorting" ? "POST" : "";
+}
+
 // What httplib refuses by itself: it has no words for it.
 void answer_status(const Request& req, Response& res, int64_t most_bytes) {
   if (!res.body.empty()) return;
   std::string message = "the request is not HTTP as this server reads it";
-  if (res.status == 404)
+  if (res.status == 404) {
+    const std::string method = method_of(req.path);
+    if (!method.empty()) {
+      res.set_header("Allow", method);
+      return answer(res, Refusal(405, req.path + " takes " + method + ", not " + req.method));
+    }
     message = "there is no " + req.method + " " + req.path + " here; see GET /";
+  }
   if (res.status == 413) {
     message = "the body is too long; at most " + std::to_string(most_bytes) + " bytes are read";
   }
@@ -66,6 +82,26 @@ std::string without_port(const std::string& host) {
   const size_t colon = host.rfind(':');
   const bool has_port = colon != std::string::npos && host.find(']', colon) == std::string::npos;
   return has_port ? host.substr(0, colon) : host;
+}
+
+// "application/json" of " Application/JSON ; charset=utf-8".
+std::string media_type(const std::string& header) {
+  std::string type = header.substr(0, header.find(';'));
+  std::erase_if(type, [](unsigned char c) { return c == ' ' || c == '\t'; });
+  std::transform(type.begin(), type.end(), type.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  return type;
+}
+
+// Why a host's name leads nowhere, "" if it does lead somewhere.
+std::string why_unresolved(const std::string& host) {
+  addrinfo hints{}, *found = nullptr;
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_PASSIVE;
+  const int error = getaddrinfo(host.c_str(), nullptr, &hints, &found);
+  if (error != 0) return gai_strerror(error);
+  freeaddrinfo(found);
+  return "";
 }
 
 int as_port(httplib::Server& http, const std::string& host, int port) {
@@ -96,10 +132,8 @@ class WebServer {
   // Returns the address.
   std::string open() {
     const int port = as_port(http_, options_.host, options_.port);
-    if (port < 0) {
-      throw Error(options_.host + ":" + std::to_string(options_.port) + ": cannot listen there: " +
-                  std::strerror(errno) + "; choose another --port or --host");
-    }
+    if (port < 0) refuse_address(errno);
+    listen(socket_, SOMAXCONN);  // httplib's five are too few for clients that come together
     listener_ = std::thread([this] {
       try {
         http_.listen_after_bind();
@@ -129,6 +163,7 @@ class WebServer {
   std::exception_ptr failure() const { return failure_; }  // after close()
 
  private:
+  [[noreturn]] void refuse_address(int error) const;
   void configure();
   void check_sender(const Request& req) const;
   void show_page(const Request& req, Response& res);
@@ -148,26 +183,38 @@ class WebServer {
   Engine& engine_;
   const ServeOptions& options_;
   httplib::Server http_;
+  socket_t socket_ = INVALID_SOCKET;
   std::thread listener_;
   std::atomic<int> answering_{0};
   std::atomic<bool> closing_{false}, listened_{false};
   std::exception_ptr failure_;
 };
 
+void WebServer::refuse_address(int error) const {
+  const std::string unresolved = why_unresolved(options_.host);
+  if (!unresolved.empty()) {
+    throw Error("--host " + options_.host + ": the name cannot be resolved: " + unresolved +
+                "; give an address of this machine, such as 127.0.0.1");
+  }
+  throw Error(options_.host + ":" + std::to_string(options_.port) + ": cannot listen there: " +
+              std::strerror(error) + "; choose another --port or --host");
+}
+
 void WebServer::configure() {
   http_.new_task_queue = [threads = options_.slots + options_.queue + kSpareThreads] {
     return new httplib::ThreadPool(static_cast<size_t>(threads));
   };
   // Not the default, which lets a second server take the same port.
-  http_.set_socket_options([](socket_t socket) {
+  http_.set_socket_options([this](socket_t socket) {
     const int on = 1;
     setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+    socket_ = socket;
   });
   http_.set_tcp_nodelay(true);
   http_.set_keep_alive_max_count(1);
-  http_.set_keep_alive_timeout(kIdleSeconds);
-  http_.set_read_timeout(kReadWriteSeconds);
-  http_.set_write_timeout(kReadWriteSeconds);
+  http_.set_keep_alive_timeout(kReadSeconds);
+  http_.set_read_timeout(kReadSeconds);
+  http_.set_write_timeout(kWriteSeconds);
   http_.set_payload_max_length(static_cast<size_t>(options_.max_request_bytes));
   http_.set_default_headers({{"Cache-Control", "no-store"},
                              {"X-Content-Type-Options", "nosniff"},
@@ -195,7 +242,7 @@ void WebServer::check_sender(const Request& req) const {
                            options_.host + " and localhost");
   }
   const std::string type = req.get_header_value("Content-Type");
-  if (req.method == "POST" && type.substr(0, type.find(';')) != kJson) {
+  if (req.method == "POST" && media_type(type) != kJson) {
     throw Refusal(415, "the Content-Type is '" + type + "'; it must be application/json");
   }
 }

@@ -112,7 +112,9 @@ def test_the_sorting_matrices_are_inspect_s(server: Server, text_run: Path,
     assert status == 200
     expected = json.loads(output("inspect", text_run, "--text", text, "--json", "--out", tmp_path))
     assert found["block"] == 4
-    assert found["blocks"] == [text[i:i + 4] for i in range(0, len(text), 4)]
+    # Behind the token that begins a text, as it is read before it is continued.
+    assert found["blocks"] == ["one", *(text[i:i + 4] for i in range(3, len(text), 4))]
+    assert expected["input"] == text
     heads = [head for layer in found["layers"] for head in layer["heads"]]
     assert len(heads) == len(expected["sorts"]) == 2
     for head, sort in zip(heads, expected["sorts"], strict=True):
@@ -134,7 +136,8 @@ def test_the_sorting_matrices_are_inspect_s(server: Server, text_run: Path,
     ({"prompt": ["a"] * 100}, "prompt", "prompt has 100 entries"),
     ({"max_tokens": 0}, "max_tokens", "max_tokens is 0; it must be from 1 to 4096"),
     ({"max_tokens": 5000}, "max_tokens", "max_tokens is 5000; it must be from 1 to 4096"),
-    ({"max_tokens": 2.5}, "max_tokens", "max_tokens must be an integer"),
+    ({"max_tokens": 4.0}, "max_tokens", "max_tokens must be an integer from 1 to 4096"),
+    ({"max_tokens": -1}, "max_tokens", "max_tokens must be an integer from 1 to 4096"),
     ({"max_tokens": "9"}, "max_tokens", "max_tokens is of the type string"),
     ({"n": 33}, "n", "n is 33; it must be from 1 to 32"),
     ({"n": 32, "prompt": ["a"] * 3}, "n", "n times the prompts is 96"),
@@ -149,6 +152,10 @@ def test_the_sorting_matrices_are_inspect_s(server: Server, text_run: Path,
     ({"stop": [["a"]]}, "stop", "stop has an entry of the type array"),
     ({"stream": "yes"}, "stream", "stream is of the type string"),
     ({"stream_options": {"x": True}}, "stream_options", "stream_options has the unknown field x"),
+    ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage",
+     "stream_options.include_usage is of the type number"),
+    ({"logit_bias": {"5": 1}}, "logit_bias", "logit_bias is not supported"),
+    ({"suffix": "end"}, "suffix", "suffix is not supported"),
     ({"logprobs": 3}, "logprobs", "logprobs is not supported"),
     ({"presence_penalty": 0.5}, "presence_penalty", "presence_penalty is not supported"),
     ({"best_of": 4}, "best_of", "best_of is not supported"),
@@ -166,9 +173,16 @@ def test_requests_that_cannot_be_meant(server: Server, fields: dict[str, Any], p
 
 
 def test_values_that_change_nothing_are_taken(server: Server) -> None:
-    assert server.text(prompt="one", seed=1, max_tokens=5, logprobs=None, presence_penalty=0,
-                       frequency_penalty=0.0, best_of=1, user="me", suffix=None) == server.text(
-                           prompt="one", seed=1, max_tokens=5)
+    fields = {"prompt": "one", "seed": 1, "max_tokens": 5}
+    text = server.text(**fields)
+    assert server.text(**fields, logprobs=None, presence_penalty=0, frequency_penalty=0.0,
+                       best_of=1, user="me", suffix=None) == text
+    assert server.text(**fields, logit_bias={}, stop=[], suffix="",
+                       stream_options={"include_usage": None}) == text
+    body = json.dumps(fields).encode()
+    for kind in ("Application/JSON", "application/json ; charset=utf-8", "APPLICATION/JSON;x=y"):
+        status, _, answer = server.ask("POST", "/v1/completions", body, **{"Content-Type": kind})
+        assert status == 200 and json.loads(answer)["choices"][0]["text"] == text
 
 
 def test_places_and_senders_that_are_refused(server: Server) -> None:
@@ -178,7 +192,12 @@ def test_places_and_senders_that_are_refused(server: Server) -> None:
         return json.loads(body)["error"]["message"]
 
     assert "there is no GET /nowhere here" in error(404, "GET", "/nowhere")
-    assert "there is no POST / here" in error(404, "POST", "/", b"{}")
+    assert "there is no POST /v1 here" in error(404, "POST", "/v1", b"{}")
+    for method, path, allowed in (("POST", "/", "GET"), ("DELETE", "/v1/models", "GET"),
+                                  ("GET", "/v1/sorting", "POST"),
+                                  ("PUT", "/v1/completions", "POST")):
+        assert error(405, method, path) == f"{path} takes {allowed}, not {method}"
+        assert server.ask(method, path)[1]["Allow"] == allowed
     assert "must be application/json" in error(415, "POST", "/v1/completions", b"{}",
                                                **{"Content-Type": "text/plain"})
     assert "is compressed" in error(415, "POST", "/v1/completions", b"{}", **{
@@ -286,7 +305,10 @@ def test_commands_that_cannot_be_meant(text_run: Path, folder: Path, server: Ser
     assert refusal("serve", folder / "sort") == (
         "a model of the task sort makes no text; serve takes runs of lm and text")
     assert "cannot listen there" in refusal("serve", text_run, "--port", str(server.port), code=1)
-    assert "cannot listen there" in refusal("serve", text_run, "--host", "no such host", code=1)
+    for host in ("no such host", "nope.invalid"):
+        said = refusal("serve", text_run, "--host", host, code=1)
+        assert said.startswith(f"--host {host}: the name cannot be resolved: "), said
+        assert "Success" not in said
     assert "--port" in refusal("serve", text_run, "--port", "70000")
     assert "--slots" in refusal("serve", text_run, "--slots", "0")
     assert "--timeout" in refusal("serve", text_run, "--timeout", "0")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import select
 import signal
 import socket
 import time
@@ -99,6 +100,10 @@ def test_a_model_that_fails_is_told_and_the_server_goes_on(text_run: Path, tmp_p
     broken = {name: torch.full_like(tensor, math.nan) if tensor.is_floating_point() else tensor
               for name, tensor in tensors.items()}
     save_file(broken, path, metadata)
+    config = tmp_path / "broken" / "config.json"
+    unchecked = json.loads(config.read_text())
+    unchecked.pop("crc32", None)
+    config.write_text(json.dumps(unchecked))
     started = Server(tmp_path / "broken")
     try:
         for _ in range(3):
@@ -109,6 +114,20 @@ def test_a_model_that_fails_is_told_and_the_server_goes_on(text_run: Path, tmp_p
         assert started.health()["active"] == 0
     finally:
         assert started.end() == (128 + signal.SIGTERM, "")
+
+
+def test_half_sent_requests_do_not_hold_up_others(slow: Server) -> None:
+    waiting = []
+    try:
+        for _ in range(60):
+            waiting.append(socket.create_connection((slow.host, slow.port), timeout=30))
+            waiting[-1].sendall(HEAD + b"Content-Length: 100\r\n\r\n{\"prompt\": ")
+        assert slow.complete(prompt="two", max_tokens=3)["usage"]["completion_tokens"] == 3
+        given_up = select.select(waiting, [], [], 0)[0]
+        assert len(given_up) < 30  # it did not wait for these
+    finally:
+        for connection in waiting:
+            connection.close()
 
 
 def test_an_idle_connection_does_not_hold_the_end_up(text_run: Path) -> None:
