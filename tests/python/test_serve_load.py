@@ -124,7 +124,7 @@ def test_half_sent_requests_do_not_hold_up_others(slow: Server) -> None:
             waiting[-1].sendall(HEAD + b"Content-Length: 100\r\n\r\n{\"prompt\": ")
         assert slow.complete(prompt="two", max_tokens=3)["usage"]["completion_tokens"] == 3
         given_up = select.select(waiting, [], [], 0)[0]
-        assert len(given_up) < 30  # it did not wait for these
+        assert len(given_up) < len(waiting)  # it did not wait for all of these
     finally:
         for connection in waiting:
             connection.close()
