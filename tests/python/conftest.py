@@ -6,6 +6,7 @@ import os
 import sys
 import tempfile
 from pathlib import Path
+from typing import Iterator
 
 # What the compiler cached for an operator of another build must not be taken for this one's.
 _compiler_cache = tempfile.TemporaryDirectory(prefix="sinkhorn-inductor-")
@@ -19,6 +20,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1] / "python")]
 
 import support  # noqa: E402  (found through the path set above)
+from browser import Browser, find_browser  # noqa: E402
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -54,3 +56,13 @@ def poisoned_memory():
     torch.utils.deterministic.fill_uninitialized_memory = True
     yield
     torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    program = find_browser()
+    if program is None:
+        pytest.skip("no Chromium on this machine: the page is not opened in a browser")
+    opened = Browser(program, tmp_path_factory.mktemp("profile"))
+    yield opened
+    opened.close()

@@ -7,10 +7,10 @@ import json
 import re
 import shutil
 from pathlib import Path
-from typing import Any, Iterator
+from typing import Any
 
 import pytest
-from browser import Browser, find_browser
+from browser import Browser
 from cli_program import output, refusal, run
 from train_program import SMALL, classify_task, sort_task, text_task, train
 
@@ -63,16 +63,6 @@ def page(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("page") / "report.html"
     assert output("report", runs, "-o", path) == f"{path}\n"
     return path
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    program = find_browser()
-    if program is None:
-        pytest.skip("no Chromium on this machine: the page is not opened in a browser")
-    opened = Browser(program, tmp_path_factory.mktemp("profile"))
-    yield opened
-    opened.close()
 
 
 def texts_of(browser: Browser, selector: str) -> list[str]:

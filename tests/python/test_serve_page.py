@@ -5,22 +5,11 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import Any, Iterator
+from typing import Any
 
-import pytest
-from browser import Browser, find_browser
+from browser import Browser
 from serve_program import Server
 from serve_runs import folder, long_run, server, slow, text_run  # noqa: F401
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    program = find_browser()
-    if program is None:
-        pytest.skip("no Chromium on this machine: the page is not opened in a browser")
-    opened = Browser(program, tmp_path_factory.mktemp("profile"))
-    yield opened
-    opened.close()
 
 
 def wait_for(browser: Browser, script: str) -> Any:
