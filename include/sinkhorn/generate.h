@@ -50,6 +50,8 @@ class Decoder {
 
   // Slot s goes on from what slot sources[s] was: beams that fork and die. [batch] int64.
   void reorder(const at::Tensor& sources);
+  // The slots `to` go on from what slot `from` is, sources included; the others stay.
+  void copy(int64_t from, const std::vector<int64_t>& to);
 
   const std::vector<int64_t>& lengths() const;  // tokens in each slot
   int64_t batch() const;
@@ -68,6 +70,12 @@ class Decoder {
 std::vector<Generated> sample(Decoder& decoder, const std::vector<std::vector<int64_t>>& prompts,
                               const SamplingOptions& sampling, const StopOptions& stop,
                               const OnToken& on_token = {});
+
+// `count` continuations of one prompt, in slots 0 .. count - 1: the same as of `count` equal
+// prompts, which is read once. A Seq2Seq's source is read into slot 0 before.
+std::vector<Generated> sample_prompt(Decoder& decoder, const std::vector<int64_t>& prompt,
+                                     int64_t count, const SamplingOptions& sampling,
+                                     const StopOptions& stop, const OnToken& on_token = {});
 
 // Beam search from one prompt in a decoder of `beams` slots: the best hypotheses, best first, at
 // most `beams` of them. A Seq2Seq's source is read into slot 0 before.

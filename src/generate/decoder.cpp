@@ -27,6 +27,8 @@ at::Tensor Decoder::step(const at::Tensor& ids) { return impl_->step(ids); }
 
 void Decoder::reorder(const at::Tensor& sources) { impl_->reorder(sources); }
 
+void Decoder::copy(int64_t from, const std::vector<int64_t>& to) { impl_->copy(from, to); }
+
 const std::vector<int64_t>& Decoder::lengths() const { return impl_->lengths(); }
 int64_t Decoder::batch() const { return impl_->batch(); }
 int64_t Decoder::capacity() const { return impl_->capacity(); }

@@ -2,6 +2,7 @@
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/full_like.h>
 #include <ATen/ops/gather.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/where.h>
@@ -10,6 +11,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "generate/slots.h"
 #include "sinkhorn/error.h"
 
 namespace sinkhorn::generate {
@@ -242,6 +244,19 @@ void Decoder::Impl::reorder(const at::Tensor& sources) {
   for (size_t s = 0; s < lengths.size(); ++s) {
     lengths_[s] = lengths[static_cast<size_t>(from[s])];
     source_read_[s] = source_read[static_cast<size_t>(from[s])];
+  }
+}
+
+void Decoder::Impl::copy(int64_t from, const std::vector<int64_t>& to) {
+  if (to.empty()) return;
+  const at::NoGradGuard no_grad;
+  checked_slots({from}, 1);
+  checked_slots(to, static_cast<int64_t>(to.size()));
+  const at::Tensor slots = index(to), source = at::full_like(slots, from);
+  for (const at::Tensor& t : tensors(longest())) set_slots(t, slots, t.index_select(0, source));
+  for (const int64_t slot : to) {
+    lengths_[static_cast<size_t>(slot)] = lengths_[static_cast<size_t>(from)];
+    source_read_[static_cast<size_t>(slot)] = source_read_[static_cast<size_t>(from)];
   }
 }
 

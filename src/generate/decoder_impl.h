@@ -23,6 +23,7 @@ class Decoder::Impl {
             const std::vector<int64_t>& slots);
   at::Tensor step(const at::Tensor& ids);
   void reorder(const at::Tensor& sources);
+  void copy(int64_t from, const std::vector<int64_t>& to);
 
   const std::vector<int64_t>& lengths() const { return lengths_; }
   int64_t batch() const { return size_.batch; }

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "generate/sampling.h"
 #include "sinkhorn/error.h"
@@ -175,35 +176,39 @@ void add_token(Growing& growing, size_t r, const Choice& choice, int64_t room,
   }
 }
 
-}  // namespace
+// Prompts that have been read into the first slots, and how to go on from them.
+struct Begun {
+  const Prompts& prompts;
+  at::Tensor logits;  // [R, V]
+};
+struct Rules {
+  const SamplingOptions& sampling;
+  const StopOptions& stop;
+  const OnToken& on_token;
+};
 
-std::vector<Generated> sample(Decoder& decoder, const Prompts& prompts,
-                              const SamplingOptions& sampling, const StopOptions& stop,
-                              const OnToken& on_token) {
+std::vector<Generated> grow(Decoder& decoder, Begun begun, const Rules& rules) {
+  const Prompts& prompts = begun.prompts;
+  const StopOptions& stop = rules.stop;
   const size_t batch = static_cast<size_t>(decoder.batch());
-  if (prompts.size() > batch) {
-    throw UsageError(std::to_string(prompts.size()) + " prompts for a decoder of " +
-                     std::to_string(batch) + " slots");
-  }
   Growing growing{std::vector<Generated>(prompts.size()), std::vector<int64_t>(batch, -1)};
-  if (prompts.empty() || stop.max_tokens < 1) return growing.rows;
-  at::Tensor logits = begin_all(decoder, prompts);
-  Sampler sampler(decoder.batch(), logits.size(1), decoder.device(), stop.never_tokens);
+  Sampler sampler(decoder.batch(), begun.logits.size(1), decoder.device(), stop.never_tokens);
   std::vector<int64_t> slots;
   for (size_t r = 0; r < prompts.size(); ++r) {
     slots.push_back(static_cast<int64_t>(r));
-    sampler.begin(slots.back(), sampling, r, prompts[r]);
+    sampler.begin(slots.back(), rules.sampling, r, prompts[r]);
   }
   for (;;) {
-    const std::vector<Choice> choices = sampler.choose(logits, slots);
+    const std::vector<Choice> choices = sampler.choose(begun.logits, slots);
     for (size_t r = 0; r < slots.size(); ++r) {
       if (slots[r] < 0) continue;
       check_score(choices[r].log_probability);
-      add_token(growing, r, choices[r], decoder.capacity() - decoder.lengths()[r], stop, on_token);
+      const int64_t room = decoder.capacity() - decoder.lengths()[r];
+      add_token(growing, r, choices[r], room, stop, rules.on_token);
     }
     if (!growing.any()) return growing.rows;
     if (stop.interrupted && stop.interrupted()) break;
-    logits = decoder.step(at::tensor(growing.next, at::kLong));
+    begun.logits = decoder.step(at::tensor(growing.next, at::kLong));
     slots.assign(batch, -1);
     for (size_t r = 0; r < batch; ++r) {
       if (growing.next[r] >= 0) slots[r] = static_cast<int64_t>(r);
@@ -213,6 +218,35 @@ std::vector<Generated> sample(Decoder& decoder, const Prompts& prompts,
     if (growing.next[r] >= 0) growing.rows[r].ended = Ended::kCaller;
   }
   return growing.rows;
+}
+
+void check_fits(const Decoder& decoder, size_t prompts) {
+  if (static_cast<int64_t>(prompts) <= decoder.batch()) return;
+  throw UsageError(std::to_string(prompts) + " prompts for a decoder of " +
+                   std::to_string(decoder.batch()) + " slots");
+}
+
+}  // namespace
+
+std::vector<Generated> sample(Decoder& decoder, const Prompts& prompts,
+                              const SamplingOptions& sampling, const StopOptions& stop,
+                              const OnToken& on_token) {
+  check_fits(decoder, prompts.size());
+  if (prompts.empty() || stop.max_tokens < 1) return std::vector<Generated>(prompts.size());
+  return grow(decoder, {prompts, begin_all(decoder, prompts)}, {sampling, stop, on_token});
+}
+
+std::vector<Generated> sample_prompt(Decoder& decoder, const std::vector<int64_t>& prompt,
+                                     int64_t count, const SamplingOptions& sampling,
+                                     const StopOptions& stop, const OnToken& on_token) {
+  const Prompts prompts(static_cast<size_t>(std::max<int64_t>(0, count)), prompt);
+  check_fits(decoder, prompts.size());
+  if (prompts.empty() || stop.max_tokens < 1) return std::vector<Generated>(prompts.size());
+  const at::Tensor logits = begin_all(decoder, {prompt});  // [1, V]
+  std::vector<int64_t> others(prompts.size() - 1);
+  std::iota(others.begin(), others.end(), 1);
+  decoder.copy(0, others);
+  return grow(decoder, {prompts, logits.repeat({count, 1})}, {sampling, stop, on_token});
 }
 
 }  // namespace sinkhorn::generate

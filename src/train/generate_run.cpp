@@ -145,12 +145,10 @@ generate::Decoder make_decoder(const OpenRun& run, const Plan& plan, int64_t bat
   return decoder_of(run, options);
 }
 
-void read_sources(generate::Decoder& decoder, const Plan& plan, int64_t count) {
+void read_source(generate::Decoder& decoder, const Plan& plan) {
   if (plan.source.empty()) return;
   const at::Tensor row = at::tensor(plan.source, at::kLong).unsqueeze(0).to(decoder.device());
-  std::vector<int64_t> slots;
-  for (int64_t slot = 0; slot < count; ++slot) slots.push_back(slot);
-  decoder.read(row.expand({count, -1}).contiguous(), std::nullopt, slots);
+  decoder.read(row, std::nullopt, {0});
 }
 
 // The texts of all samples while they grow.
@@ -191,13 +189,11 @@ class Texts {
 std::vector<generate::Generated> decode(generate::Decoder& decoder, const Plan& plan,
                                         const GenerateRequest& request, Texts& texts) {
   const size_t samples = static_cast<size_t>(request.samples);
+  read_source(decoder, plan);
   if (!request.beam.has_value()) {
-    read_sources(decoder, plan, request.samples);
-    const std::vector<std::vector<int64_t>> prompts(samples, plan.prompt);
-    return generate::sample(decoder, prompts, plan.sampling, plan.stop,
-                            [&](int64_t row, int64_t id) { return texts.add(row, id); });
+    return generate::sample_prompt(decoder, plan.prompt, request.samples, plan.sampling, plan.stop,
+                                   [&](int64_t row, int64_t id) { return texts.add(row, id); });
   }
-  read_sources(decoder, plan, 1);
   std::vector<generate::Generated> best =
       generate::beam_search(decoder, plan.prompt, *request.beam, plan.stop);
   if (best.size() > samples) best.resize(samples);

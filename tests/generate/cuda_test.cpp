@@ -162,6 +162,11 @@ class SlotsOnCuda : public OnCuda {
     }
     decoder.reorder(at::tensor(sources));
   }
+  void copy(Decoder& decoder) {
+    const int64_t from = below(kSlots), to = below(kSlots);
+    told_[static_cast<size_t>(to)] = told_[static_cast<size_t>(from)];
+    decoder.copy(from, {to});
+  }
   void step(Decoder& decoder) {
     std::vector<int64_t> ids(kSlots, -1);
     for (size_t s = 0; s < ids.size(); ++s) {
@@ -179,7 +184,10 @@ class SlotsOnCuda : public OnCuda {
     Decoder decoder(on_gpu(*exact_, precision), {.batch = kSlots, .capacity = kLength});
     for (int64_t t = 0; t < 120; ++t) {
       const int64_t chance = below(20);
-      chance == 0 ? prefill(decoder) : chance == 1 ? reorder(decoder) : step(decoder);
+      chance == 0   ? prefill(decoder)
+      : chance == 1 ? reorder(decoder)
+      : chance == 2 ? copy(decoder)
+                    : step(decoder);
       if (HasFailure()) FAIL() << "after " << t << " calls";
     }
   }

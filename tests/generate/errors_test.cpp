@@ -90,6 +90,8 @@ TEST(DecoderErrors, Steps) {
   expect_says(error_of([&] { decoder.step(at::tensor({3, 99}, at::kLong)); }), {"99", "slot 1"});
   expect_says(error_of([&] { decoder.reorder(at::tensor({0, 2}, at::kLong)); }), {"2"});
   expect_says(error_of([&] { decoder.reorder(at::tensor({0}, at::kLong)); }), {"[2]", "[1]"});
+  expect_says(error_of([&] { decoder.copy(2, {0}); }), {"slot 2"});
+  expect_says(error_of([&] { decoder.copy(0, {-1}); }), {"slot -1"});
   model->train();
   expect_says(error_of([&] { decoder.step(at::tensor({3, 3}, at::kLong)); }), {"eval()"});
   model->eval();

@@ -65,6 +65,67 @@ TEST(Sample, IsTheSameOfTheSameSeedWhateverElseIsInTheBatch) {
   EXPECT_NE(sample(decoder, {{1}}, {.temperature = 1.5, .seed = 6}, stop)[0].ids, first[0].ids);
 }
 
+// Row by row the same tokens. Their probabilities are those of products of other sizes, which round
+// otherwise.
+void expect_equal(const std::vector<Generated>& a, const std::vector<Generated>& b,
+                  const std::string& what) {
+  ASSERT_EQ(a.size(), b.size()) << what;
+  for (size_t r = 0; r < a.size(); ++r) {
+    EXPECT_EQ(a[r].ids, b[r].ids) << what << ", row " << r;
+    EXPECT_NEAR(a[r].log_probability, b[r].log_probability, 1e-3) << what << ", row " << r;
+    EXPECT_EQ(a[r].ended, b[r].ended) << what << ", row " << r;
+  }
+}
+
+TEST(SamplePrompt, EqualsSamplesOfAsManyEqualPrompts) {
+  const std::vector<NamedAttention> kinds = {{"default", {}},
+                                             {"windowed", nn::attention_preset("windowed", true)},
+                                             {"paper", nn::attention_preset("paper", true)},
+                                             {"tied mixture", {.kind = "mixture", .tie_kv = true}},
+                                             {"full", {.kind = "full"}},
+                                             {"sparse", {.kind = "sparse"}}};
+  const SamplingOptions sampling{.temperature = 1.3, .repetition_penalty = 1.1, .seed = 3};
+  const StopOptions stop{.max_tokens = 20, .stop_tokens = {2}};
+  for (const auto& [name, attention] : kinds) {
+    for (const auto type : {at::kFloat, at::kDouble}) {
+      models::ModelConfig config = small_config({}, attention);
+      config.width = config.ff_width = 96;  // products of more than one tile
+      const auto model = filled_model<LanguageModel>(config, type);
+      Decoder decoder(model, {.batch = 6});
+      for (const int64_t length : {1, 7, 8, 33}) {
+        const at::Tensor ids = random_ids(1, length, 9);
+        const std::vector<int64_t> prompt(ids.data_ptr<int64_t>(),
+                                          ids.data_ptr<int64_t>() + length);
+        const auto expected = sample(decoder, Prompts(5, prompt), sampling, stop);
+        expect_equal(sample_prompt(decoder, prompt, 5, sampling, stop), expected,
+                     name + ", prompt of " + std::to_string(length));
+        EXPECT_NE(expected[0].ids, expected[1].ids);
+      }
+    }
+  }
+}
+
+TEST(SamplePrompt, RefusesWhatSampleDoes) {
+  Decoder decoder(small_model(), {.batch = 2});
+  EXPECT_NE(refusal([&] { sample_prompt(decoder, {1}, 3, {}, {}); }), "");
+  EXPECT_NE(refusal([&] { sample_prompt(decoder, {}, 2, {}, {}); }), "");
+  EXPECT_NE(refusal([&] { sample_prompt(decoder, {1}, 2, {.top_p = 2}, {}); }), "");
+  EXPECT_TRUE(sample_prompt(decoder, {1}, 0, {}, {}).empty());
+}
+
+TEST(SamplePrompt, OfASeq2SeqReadsItsSourceOnce) {
+  const auto model = filled_model<Seq2Seq>(small_config({}, {}));
+  const at::Tensor source = random_ids(1, 9, 2);
+  const SamplingOptions sampling{.temperature = 1.3, .seed = 3};
+  const StopOptions stop{.max_tokens = 15, .stop_tokens = {2}};
+  Decoder each(model, {.batch = 3}), once(model, {.batch = 3});
+  each.read(source.repeat({3, 1}));
+  once.read(random_ids(3, 12, 4));  // of sequences before
+  once.read(source, {}, {0});
+  expect_equal(sample_prompt(once, {1, 4}, 3, sampling, stop),
+               sample(each, Prompts(3, {1, 4}), sampling, stop), "Seq2Seq");
+}
+
 TEST(Sample, EndsBehindAStopToken) {
   const auto model = small_model();
   Decoder decoder(model, {.batch = 8});

@@ -122,6 +122,26 @@ TEST_P(Slots, BeamsForkFromOnePrompt) {
   }
 }
 
+// What is copied cannot be told from what was read, to the bit; and others do not notice.
+TEST_P(Slots, CopiesOfAPromptGoOnAsIfItHadBeenReadAgain) {
+  const at::Tensor prompt = ids_.slice(0, 0, 1).slice(1, 0, 7);
+  Decoder read(model_, {.batch = 4}), copied(model_, {.batch = 4});
+  for (Decoder* decoder : {&read, &copied}) {
+    decoder->prefill(ids_.slice(1, 0, 11));  // what the slots held before
+    decoder->step(ids_.select(1, 11));
+    for (const int64_t slot : {1, 0, 3}) {
+      if (slot == 1 || decoder == &read) decoder->prefill(prompt, {}, {slot});
+    }
+  }
+  copied.copy(1, {0, 3});
+  EXPECT_EQ(copied.lengths(), (std::vector<int64_t>{7, 7, 12, 7}));
+  EXPECT_EQ(copied.lengths(), read.lengths());
+  const at::Tensor tails = random_ids(4, 11, 9);
+  for (int64_t t = 0; t < 11; ++t) {
+    expect_same_bits(copied.step(tails.select(1, t)), read.step(tails.select(1, t)), "copies");
+  }
+}
+
 // What another slot holds changes no bit of what a slot says.
 TEST_P(Slots, DoNotSeeOneAnother) {
   const auto last = [&](const at::Tensor& others) {
