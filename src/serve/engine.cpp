@@ -211,8 +211,23 @@ std::optional<Engine::Waiting> Engine::next_sequence() {
   return next;
 }
 
-// Reads a prompt and chooses the first token. Prompts are read one by one: beside others, padded,
-// their sums could round differently.
+// What the model says behind a prompt. Prompts are read one by one: beside others, padded, their
+// sums could round differently. The choices of a request begin together where there is room, so
+// that a slot which has read nothing but the same prompt is there to be copied.
+at::Tensor Engine::read_prompt(size_t s, const std::vector<int64_t>& prompt) {
+  const int64_t place = static_cast<int64_t>(s);
+  const std::vector<int32_t>& given = slots_[s].job->asked.sequences[slots_[s].sequence].given;
+  for (size_t other = 0; other < slots_.size(); ++other) {
+    const Slot& slot = slots_[other];
+    if (slot.made != 1 || slot.job->asked.sequences[slot.sequence].given != given) continue;
+    decoder_.copy(static_cast<int64_t>(other), {place});
+    return slot.begun;
+  }
+  const at::Tensor ids = at::tensor(prompt, at::kLong).unsqueeze(0).to(decoder_.device());
+  return decoder_.prefill(ids, std::nullopt, {place});
+}
+
+// Reads a prompt and chooses the first token.
 void Engine::begin(size_t s, const Waiting& next) {
   Slot& slot = slots_[s];
   slot.job = next.job;
@@ -224,10 +239,9 @@ void Engine::begin(size_t s, const Waiting& next) {
   slot.sequence = next.begun;
   slot.text = std::make_unique<tasks::TextStream>(*run_.task, sequence.given, asked.stops);
   slot.stop_tokens = train::task_stops(options_.task, asked.ignore_end).stop_tokens;
-  const at::Tensor ids = at::tensor(prompt, at::kLong).unsqueeze(0).to(decoder_.device());
-  const at::Tensor logits = decoder_.prefill(ids, std::nullopt, {place});
+  slot.begun = read_prompt(s, prompt);
   sampler_.begin(place, asked.sampling, sequence.stream, prompt);
-  add_choice(s, sampler_.choose(logits, {place})[0]);
+  add_choice(s, sampler_.choose(slot.begun, {place})[0]);
 }
 
 void Engine::step() {

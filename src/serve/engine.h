@@ -62,6 +62,7 @@ class Engine {
     size_t sequence = 0;
     std::unique_ptr<tasks::TextStream> text;
     std::vector<int64_t> stop_tokens;
+    at::Tensor begun;  // what the model said behind the prompt, [1, V]
     int64_t made = 0;
     int64_t next = -1;  // what the decoder reads next
   };
@@ -83,6 +84,7 @@ class Engine {
   void fill_slots();
   std::optional<Waiting> next_sequence();
   void begin(size_t slot, const Waiting& next);
+  at::Tensor read_prompt(size_t slot, const std::vector<int64_t>& prompt);
   void step();
   void add_choice(size_t slot, const generate::Choice& choice);
   void add_token(size_t slot, int64_t id);

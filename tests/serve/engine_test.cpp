@@ -1,6 +1,7 @@
 // Requests that share a decoder, beside each of them alone; and how they end.
 #include "serve/engine.h"
 
+#include <ATen/record_function.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -226,6 +227,50 @@ TEST(Engine, LetsRequestsTakeTurns) {
   const auto one = request(engine, 2, 3);
   EXPECT_EQ(run_all(engine, {engine.submit(many), engine.submit(one), engine.submit(many)}).order,
             "abcacacac");
+}
+
+// Prompts that are read while it lives: each is one pass of the two layers' operators.
+class PromptCount {
+ public:
+  PromptCount() : handle_(at::addThreadLocalCallback(at::RecordFunctionCallback(&see))) {
+    passes_ = 0;
+  }
+  ~PromptCount() { at::removeCallback(handle_); }
+  int64_t operator()() const { return passes_ / 2; }
+
+ private:
+  static std::unique_ptr<at::ObserverContext> see(const at::RecordFunction& function) {
+    passes_ += std::string(function.name()) == "sinkhorn::attention_fwd" ? 1 : 0;
+    return nullptr;
+  }
+  static inline int64_t passes_ = 0;
+  at::CallbackHandle handle_;
+};
+
+TEST(Engine, ReadsThePromptOfChoicesThatBeginTogetherOnce) {
+  const EngineOptions options{.task = "text", .slots = 4, .queue = 8};
+  Engine engine(open(at::kCPU), options);
+  std::vector<Asked> each;
+  Asked many = request(engine, 5, 20);
+  many.sequences.clear();
+  for (uint64_t i = 0; i < 6; ++i) {  // the last two have to wait for slots
+    const auto prompt = engine.prompt_ids(i < 5 ? "one two three" : "another");
+    many.sequences.push_back({prompt, i});
+    each.push_back(many);
+    each.back().sequences = {many.sequences.back()};
+  }
+  const PromptCount count;
+  const auto job = engine.submit(many);
+  std::vector<Answer> found(6);
+  engine.run([&] {
+    for (const Event& event : job->wait(0ms)) found[event.sequence].text += event.text;
+    return job->finished();
+  });
+  EXPECT_EQ(count(), 3);
+  Running alone(options);
+  for (size_t i = 0; i < 6; ++i) {
+    EXPECT_EQ(found[i].text, answers(*alone.engine.submit(each[i]))[0].text) << i;
+  }
 }
 
 TEST(Engine, LeavesMostOfTheTimeToTextsWhileTheyAreMade) {
