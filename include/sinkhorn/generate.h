@@ -78,8 +78,10 @@ std::vector<Generated> sample_prompt(Decoder& decoder, const std::vector<int64_t
                                      const StopOptions& stop, const OnToken& on_token = {});
 
 // Beam search from one prompt in a decoder of `beams` slots: the best hypotheses, best first, at
-// most `beams` of them. A Seq2Seq's source is read into slot 0 before.
+// most `beams` of them. A Seq2Seq's source is read into slot 0 before. What `ends` says is over
+// ends there (Ended::kCaller).
 std::vector<Generated> beam_search(Decoder& decoder, const std::vector<int64_t>& prompt,
-                                   const BeamOptions& beam, const StopOptions& stop);
+                                   const BeamOptions& beam, const StopOptions& stop,
+                                   const OnExtension& ends = {});
 
 }  // namespace sinkhorn::generate

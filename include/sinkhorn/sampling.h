@@ -36,6 +36,9 @@ struct Generated {
 // Called for every token as it is made; false ends that sequence behind it.
 using OnToken = std::function<bool(int64_t row, int64_t id)>;
 
+// Whether a hypothesis of beam search ends with these ids; asked after the one that it extends.
+using OnExtension = std::function<bool(const std::vector<int64_t>& ids)>;
+
 struct BeamOptions {
   int64_t beams = 4;
   double length_penalty = 0.6;  // scores are divided by ((5 + length) / 6) ^ penalty

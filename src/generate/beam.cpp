@@ -24,8 +24,9 @@ struct Extension {
 
 class Search {
  public:
-  Search(Decoder& decoder, const BeamOptions& beam, const StopOptions& stop)
-      : decoder_(decoder), beam_(beam), stop_(stop) {}
+  Search(Decoder& decoder, const BeamOptions& beam, const StopOptions& stop,
+         const OnExtension& ends)
+      : decoder_(decoder), beam_(beam), stop_(stop), ends_(ends) {}
 
   std::vector<Generated> run(const std::vector<int64_t>& prompt) {
     at::Tensor logits = begin(prompt);
@@ -52,7 +53,8 @@ class Search {
     return logits;
   }
 
-  // The likeliest continuations of all that live, best first: enough that `beams` of them go on.
+  // The likeliest continuations of all that live, best first: enough that `beams` of them go on, or
+  // have ended.
   std::vector<Extension> best_extensions(const at::Tensor& logits) const {
     const int64_t beams = static_cast<int64_t>(alive_.size()), vocab = logits.size(1);
     std::vector<double> so_far;
@@ -60,7 +62,7 @@ class Search {
     const at::Tensor sums = at::tensor(so_far, at::kDouble).unsqueeze(1).to(logits.device());
     at::Tensor scores = at::log_softmax(logits.slice(0, 0, beams), -1, at::kDouble) + sums;
     if (never_.defined()) scores = scores.masked_fill(never_, -INFINITY);
-    const int64_t ends = static_cast<int64_t>(stop_.stop_tokens.size());
+    const int64_t ends = static_cast<int64_t>(stop_.stop_tokens.size()) + (ends_ ? 1 : 0);
     const int64_t count = std::min((1 + ends) * beam_.beams, beams * vocab);
     const auto [best, places] = scores.flatten().topk(count);
     const at::Tensor both = at::stack({best, places.to(at::kDouble)}).cpu();
@@ -88,6 +90,8 @@ class Search {
       const auto& stops = stop_.stop_tokens;
       if (std::find(stops.begin(), stops.end(), e.id) != stops.end()) {
         finish(longer, Ended::kStopToken);
+      } else if (ends_ && ends_(longer.ids)) {
+        finish(longer, Ended::kCaller);
       } else if (length_of(longer) >= stop_.max_tokens ||
                  decoder_.lengths()[slot] >= decoder_.capacity()) {
         finish(longer, Ended::kLength);
@@ -136,6 +140,7 @@ class Search {
   Decoder& decoder_;
   const BeamOptions& beam_;
   const StopOptions& stop_;
+  const OnExtension& ends_;
   at::Tensor never_;                         // [V] bool, or undefined
   std::vector<Generated> alive_, finished_;  // slot by slot; best first
   std::vector<int64_t> ancestors_, next_;    // of every slot
@@ -144,7 +149,8 @@ class Search {
 }  // namespace
 
 std::vector<Generated> beam_search(Decoder& decoder, const std::vector<int64_t>& prompt,
-                                   const BeamOptions& beam, const StopOptions& stop) {
+                                   const BeamOptions& beam, const StopOptions& stop,
+                                   const OnExtension& ends) {
   if (beam.beams < 1 || beam.beams != decoder.batch()) {
     throw UsageError("beams is " + std::to_string(beam.beams) + " for a decoder of " +
                      std::to_string(decoder.batch()) + " slots; they must be as many, 1 or more");
@@ -153,7 +159,7 @@ std::vector<Generated> beam_search(Decoder& decoder, const std::vector<int64_t>&
     throw UsageError("length_penalty is not a finite number");
   if (stop.max_tokens < 1) return {};
   const at::NoGradGuard no_grad;
-  return Search(decoder, beam, stop).run(prompt);
+  return Search(decoder, beam, stop, ends).run(prompt);
 }
 
 }  // namespace sinkhorn::generate

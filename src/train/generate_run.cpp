@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <map>
 #include <utility>
 
 #include "sinkhorn/error.h"
@@ -49,14 +50,6 @@ int64_t usual_tokens(const std::string& task, const Plan& plan, size_t given, in
   if (task != "pixels") return kTextTokens;
   const int64_t rows = std::min(kImageValues, capacity) / kRowValues;  // that the model can hold
   return rows * kRowValues - static_cast<int64_t>(given);
-}
-
-// What can be refused before a model is read.
-void check_choices(const GenerateRequest& request) {
-  generate::check_sampling(request.sampling);
-  if (request.beam.has_value() && !request.stop_texts.empty()) {
-    throw UsageError("--stop ends sampled texts; it cannot be given with --beams");
-  }
 }
 
 void check_request(const std::string& task, const GenerateRequest& request, int64_t capacity) {
@@ -157,9 +150,11 @@ class Texts {
   Texts(const tasks::Task& task, const Plan& plan, const GenerateRequest& request,
         const OnText& on_text)
       : on_text_(on_text),
-        streams_(static_cast<size_t>(request.samples),
-                 tasks::TextStream(task, plan.shown, request.stop_texts)),
+        begun_(task, plan.shown, request.stop_texts),
+        streams_(static_cast<size_t>(request.samples), begun_),
         texts_(static_cast<size_t>(request.samples)) {}
+
+  const tasks::TextStream& begun() const { return begun_; }
 
   bool add(int64_t row, int64_t id) {
     const size_t r = static_cast<size_t>(row);
@@ -182,8 +177,33 @@ class Texts {
   }
 
   const OnText& on_text_;
+  tasks::TextStream begun_;  // behind the prompt
   std::vector<tasks::TextStream> streams_;
   std::vector<std::string> texts_;
+};
+
+// Whether a beam's text has come to a stop. Beams grow together, a token a round, so that the texts
+// of the round before are all that it takes.
+class BeamStops {
+ public:
+  explicit BeamStops(const tasks::TextStream& begun) : now_{{{}, begun}} {}
+
+  bool operator()(const std::vector<int64_t>& ids) {
+    if (ids.size() > length_) {
+      length_ = ids.size();
+      before_ = std::move(now_);
+      now_.clear();
+    }
+    tasks::TextStream text = before_.at({ids.begin(), ids.end() - 1});
+    text.push(static_cast<int32_t>(ids.back()));
+    const bool stopped = text.stopped();
+    if (!stopped) now_.emplace(ids, std::move(text));
+    return stopped;
+  }
+
+ private:
+  size_t length_ = 0;  // of those in now_
+  std::map<std::vector<int64_t>, tasks::TextStream> before_, now_;
 };
 
 std::vector<generate::Generated> decode(generate::Decoder& decoder, const Plan& plan,
@@ -194,8 +214,10 @@ std::vector<generate::Generated> decode(generate::Decoder& decoder, const Plan& 
     return generate::sample_prompt(decoder, plan.prompt, request.samples, plan.sampling, plan.stop,
                                    [&](int64_t row, int64_t id) { return texts.add(row, id); });
   }
+  generate::OnExtension ends;
+  if (!request.stop_texts.empty()) ends = BeamStops(texts.begun());
   std::vector<generate::Generated> best =
-      generate::beam_search(decoder, plan.prompt, *request.beam, plan.stop);
+      generate::beam_search(decoder, plan.prompt, *request.beam, plan.stop, ends);
   if (best.size() > samples) best.resize(samples);
   for (size_t i = 0; i < best.size(); ++i) {
     for (const int64_t id : best[i].ids) texts.add(static_cast<int64_t>(i), id);
@@ -207,7 +229,7 @@ std::vector<generate::Generated> decode(generate::Decoder& decoder, const Plan& 
 
 Generation generate_run(const RunConfig& config, const GenerateRequest& request,
                         const OnText& on_text) {
-  check_choices(request);
+  generate::check_sampling(request.sampling);  // before a model is read
   const OpenRun run = open_run(config, request.checkpoint);
   if (run.task->info().model == tasks::ModelKind::kClassifier) {
     throw UsageError(config.train.run + ": a classifier generates nothing; see eval and inspect");

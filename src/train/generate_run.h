@@ -22,7 +22,7 @@ struct GenerateRequest {
   std::optional<double> temperature;          // none: 1; lists and answers 0
   std::optional<int64_t> max_tokens;          // none: as many as the task asks for
   std::optional<generate::BeamOptions> beam;  // in place of sampling; the `samples` best
-  std::vector<std::string> stop_texts;        // a sampled text ends before the first of these
+  std::vector<std::string> stop_texts;        // a text ends before the first of these
   bool ignore_end = false;                    // texts go on behind an end token
   std::function<bool()> interrupted;
 };

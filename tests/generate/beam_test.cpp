@@ -25,8 +25,8 @@ double score(const Generated& g, double penalty) {
 
 using Next = std::function<at::Tensor(const std::vector<int64_t>&)>;  // log-probabilities [V]
 
-// Every sequence that ends with kEnd, or at kLongest without one; best first.
-std::vector<Generated> enumerate(const Next& next, double penalty) {
+// Every sequence that ends with kEnd, where `ends` says so, or at kLongest; best first.
+std::vector<Generated> enumerate(const Next& next, double penalty, const OnExtension& ends = {}) {
   std::vector<Generated> open(1), all;
   for (int64_t length = 1; length <= kLongest; ++length) {
     std::vector<Generated> longer;
@@ -36,8 +36,9 @@ std::vector<Generated> enumerate(const Next& next, double penalty) {
         Generated more = g;
         more.ids.push_back(id);
         more.log_probability += said[id].item<double>();
-        more.ended = id == kEnd ? Ended::kStopToken : Ended::kLength;
-        (id == kEnd || length == kLongest ? all : longer).push_back(more);
+        const bool cut = id != kEnd && ends && ends(more.ids);
+        more.ended = id == kEnd ? Ended::kStopToken : cut ? Ended::kCaller : Ended::kLength;
+        (id == kEnd || cut || length == kLongest ? all : longer).push_back(more);
       }
     }
     open = std::move(longer);
@@ -146,6 +147,19 @@ TEST(BeamSearch, LeavesOutWhatIsNeverChosen) {
     return std::any_of(g.ids.begin(), g.ids.end(), [](int64_t id) { return id < 2; });
   });
   expect_best(found, all);
+}
+
+TEST(BeamSearch, EndsWhereTheCallerSays) {
+  const auto model = filled_model<LanguageModel>(tiny_config());
+  Decoder decoder(model, {.batch = 64});
+  const OnExtension repeats = [](const std::vector<int64_t>& ids) {
+    return ids.size() >= 2 && ids.back() == ids[ids.size() - 2];
+  };
+  const auto found = beam_search(decoder, {1}, {64, 0.6}, kStop, repeats);
+  ASSERT_EQ(found.size(), 64u);
+  expect_best(found, enumerate(next_of(*model, {1}), 0.6, repeats));
+  EXPECT_TRUE(std::any_of(found.begin(), found.end(),
+                          [](const Generated& g) { return g.ended == Ended::kCaller; }));
 }
 
 TEST(BeamSearch, EndsAtTheCapacityAndWhenInterrupted) {

@@ -184,6 +184,27 @@ def test_beams(text_run: Path) -> None:
     assert samples(text_run, *words)[0]["text"] == "three "
 
 
+def test_beams_end_before_a_stop(text_run: Path, pieces_run: Path) -> None:
+    words = ["--prompt", "one two ", "--max-tokens", 12, "--beams", 4]
+    free = samples(text_run, *words)[0]
+    assert free["text"].startswith("three four")
+    found = samples(text_run, *words, "--stop", "e f", "--samples", 4)
+    # Its tokens are those of the text and of the stop.
+    assert (found[0]["text"], found[0]["stop"]) == ("thre", "stop")
+    assert byte_text(found[0]["ids"]) == "three f"
+    assert found[0]["ids"] == free["ids"][:7]
+    for one in found:
+        assert "e f" not in one["text"]
+        assert byte_text(one["ids"]) in (one["text"], one["text"] + "e f")  # the end token is none
+    # A text that no stop comes up in is the text without one, also of pieces.
+    assert samples(text_run, *words, "--stop", "zzz")[0] == free
+    words = ["--prompt", "the", "--max-tokens", 20, "--beams", 3, "--samples", 3]
+    free = samples(pieces_run, *words)
+    assert samples(pieces_run, *words, "--stop", "zzz") == free
+    for one in samples(pieces_run, *words, "--stop", " "):
+        assert " " not in one["text"]
+
+
 def test_bf16_and_a_repetition_penalty_run(text_run: Path) -> None:
     words = ["--prompt", "one two ", "--temperature", 0, "--max-tokens", 6]
     assert samples(text_run, *words, "--precision", "bf16")[0]["text"] == "three "
@@ -315,54 +336,6 @@ def test_images_are_drawn_into_a_grid(pixels_run: Path) -> None:
 
 
 # ------------------------------------------------------------------------------------- refusals
-
-def test_prompts_that_cannot_be_read(text_run: Path, tmp_path: Path) -> None:
-    assert refusal("generate", text_run, "--prompt", "") == (
-        "the prompt is empty; leave it out to begin as the training data does")
-    assert refusal("generate", text_run, "--prompt", "x" * 64) == (
-        "the prompt has 64 tokens; this model reads at most 63")
-    bad = tmp_path / "bad.txt"
-    bad.write_bytes(b"fine \xff not")
-    assert refusal("generate", text_run, "--prompt-file", bad) == (
-        "the prompt is not UTF-8 text from byte 6 on")
-    missing = tmp_path / "missing.txt"
-    assert str(missing) in refusal("generate", text_run, "--prompt-file", missing, code=1)
-    assert "is not a file" in refusal("generate", text_run, "--prompt-file", tmp_path, code=1)
-    empty = tmp_path / "empty.txt"
-    empty.touch()
-    assert "the prompt is empty" in refusal("generate", text_run, "--prompt-file", empty)
-
-
-@pytest.mark.parametrize(("words", "message"), [
-    (["--temperature", "-1"], "temperature is -1; it must be 0 (greedy) or more"),
-    (["--temperature", "nan"], "temperature is nan; it must be 0 (greedy) or more"),
-    (["--top-p", "0"], "top_p is 0; it must be above 0 and at most 1"),
-    (["--top-k", "-2"], "top_k is -2; it must be 0 (all) or more"),
-    (["--repetition-penalty", "0"], "repetition_penalty is 0; it must be above 0; 1 is none"),
-    (["--samples", "0"], "--samples"),
-    (["--max-tokens", "0"], "--max-tokens"),
-    (["--seed", "x"], "--seed"),
-    (["--stop", ""], "--stop is empty; it must be some text"),
-    (["--stream", "--samples", "2"], "--stream shows one sample as it is made; leave out --samples"),
-    (["--stream", "--json"], "--stream excludes --json"),
-    (["--beams", "2", "--samples", "3"], "--samples is 3 of 2 --beams; it must be at most that"),
-    (["--beams", "2", "--top-k", "3"], "--top-k excludes --beams"),
-    (["--length-penalty", "1"], "--length-penalty requires --beams"),
-    (["--prompt", "a", "--prompt-file", "b"], "excludes"),
-    (["somewhere"], "unexpected argument somewhere; a prompt is given by --prompt, --prompt-file, "
-                    "or - for standard input"),
-    (["--image", "x.png"], "--image is for models of the task pixels"),
-    (["--out", "x.png"], "--out is for images; this model's text goes to standard output"),
-    (["--device", "banana"], "train.device"),
-    (["--precision", "int3"], "train.precision"),
-])
-def test_options_that_cannot_be_meant(text_run: Path, words: list[str], message: str,
-                                      tmp_path: Path) -> None:
-    if "--image" in words:
-        write_png(tmp_path / "x.png", 32, bytes(IMAGE))
-        words = ["--image", str(tmp_path / "x.png")]
-    assert message in refusal("generate", text_run, *words)
-
 
 def test_images_that_cannot_be_read(pixels_run: Path, tmp_path: Path) -> None:
     small, broken = tmp_path / "small.png", tmp_path / "broken.png"

@@ -103,14 +103,54 @@ def test_an_empty_stream_is_an_empty_prompt(text_run: Path) -> None:
 
 # ------------------------------------------------------------------------------------- refusals
 
+def test_prompts_that_cannot_be_read(text_run: Path, tmp_path: Path) -> None:
+    assert refusal("generate", text_run, "--prompt", "") == (
+        "the prompt is empty; leave it out to begin as the training data does")
+    assert refusal("generate", text_run, "--prompt", "x" * 64) == (
+        "the prompt has 64 tokens; this model reads at most 63")
+    bad = tmp_path / "bad.txt"
+    bad.write_bytes(b"fine \xff not")
+    assert refusal("generate", text_run, "--prompt-file", bad) == (
+        "the prompt is not UTF-8 text from byte 6 on")
+    missing = tmp_path / "missing.txt"
+    assert str(missing) in refusal("generate", text_run, "--prompt-file", missing, code=1)
+    assert "is not a file" in refusal("generate", text_run, "--prompt-file", tmp_path, code=1)
+    empty = tmp_path / "empty.txt"
+    empty.touch()
+    assert "the prompt is empty" in refusal("generate", text_run, "--prompt-file", empty)
+
+
+@pytest.mark.parametrize(("words", "message"), [
+    (["--temperature", "-1"], "temperature is -1; it must be 0 (greedy) or more"),
+    (["--temperature", "nan"], "temperature is nan; it must be 0 (greedy) or more"),
+    (["--top-p", "0"], "top_p is 0; it must be above 0 and at most 1"),
+    (["--top-k", "-2"], "top_k is -2; it must be 0 (all) or more"),
+    (["--repetition-penalty", "0"], "repetition_penalty is 0; it must be above 0; 1 is none"),
+    (["--samples", "0"], "--samples"),
+    (["--seed", "x"], "--seed"),
+    (["--stop", ""], "--stop is empty; it must be some text"),
+    (["--stream", "--samples", "2"], "--stream shows one sample as it is made; leave out --samples"),
+    (["--stream", "--json"], "--stream excludes --json"),
+    (["--beams", "2", "--samples", "3"], "--samples is 3 of 2 --beams; it must be at most that"),
+    (["--beams", "2", "--top-k", "3"], "--top-k excludes --beams"),
+    (["--length-penalty", "1"], "--length-penalty requires --beams"),
+    (["--prompt", "a", "--prompt-file", "b"], "excludes"),
+    (["somewhere"], "unexpected argument somewhere; a prompt is given by --prompt, --prompt-file, "
+                    "or - for standard input"),
+    (["--out", "x.png"], "--out is for images; this model's text goes to standard output"),
+    (["--device", "banana"], "train.device"),
+    (["--precision", "int3"], "train.precision"),
+])
+def test_options_that_cannot_be_meant(text_run: Path, words: list[str], message: str) -> None:
+    assert message in refusal("generate", text_run, *words)
+
+
 @pytest.mark.parametrize(("words", "message"), [
     (["--max-tokens", "0"], "--max-tokens: 0 is not 1 or more"),
     (["--max-tokens", "-3"], "--max-tokens: -3 is not 1 or more"),
     (["--image", "x.png", "--image-index", "-1"], "--image-index: -1 is not 0 or more"),
     (["--seed", "-1"], "--seed: -1 is not 0 or more"),
     (["--seed", "-99999999999999999999999"], "--seed: -99999999999999999999999 is not 0 or more"),
-    (["--beams", "2", "--stop", "two"],
-     "--stop ends sampled texts; it cannot be given with --beams"),
     (["--image", "missing.png"], "--image is for models of the task pixels"),
 ])
 def test_what_cannot_be_meant(text_run: Path, words: list[str], message: str) -> None:
