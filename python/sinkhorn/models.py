@@ -1,6 +1,6 @@
 """The program's models in Python, for use (not for training): built from an export, they compute what
-the program computes. Parameters have the program's names and keep the types they were exported in;
-products run in the export's type, norms and sums in float32.
+the program computes. Their state_dict has the program's names; parameters keep the types they were
+exported in; products run in the export's type, norms and sums in float32.
 """
 
 from __future__ import annotations
@@ -82,13 +82,30 @@ class Embedding(nn.Module):
 
 
 class FeedForward(nn.Module):
+    """``into`` is called "in" in files, which generated code (torch.compile, torch.fx) cannot say."""
+
     def __init__(self, width: int, inner: int) -> None:
         super().__init__()
-        self.add_module("in", Linear(width, inner, bias=True))
+        self.into = Linear(width, inner, bias=True)
         self.out = Linear(inner, width, bias=True)
+        self.register_load_state_dict_pre_hook(_from_names_of_files)
+        self.register_state_dict_post_hook(_to_names_of_files)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.out(self.get_submodule("in")(x).relu())
+        return self.out(self.into(x).relu())
+
+
+def _from_names_of_files(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    _rename(state, f"{prefix}in.", f"{prefix}into.")
+
+
+def _to_names_of_files(module: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
+    _rename(state, f"{prefix}into.", f"{prefix}in.")
+
+
+def _rename(state: dict[str, Any], old: str, new: str) -> None:
+    for name in [name for name in state if name.startswith(old)]:
+        state[new + name[len(old):]] = state.pop(name)
 
 
 class SortNet(nn.Module):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,7 +21,7 @@ import sinkhorn
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return export_runs(tmp_path_factory.mktemp("runs"), "sort", "classify")
+    return export_runs(tmp_path_factory.mktemp("runs"), "sort", "text", "classify")
 
 
 def program_loss(folder: Path, *words: str) -> float:
@@ -88,6 +90,59 @@ def test_a_sequence_model_in_python(tmp_path: Path) -> None:
     ids = torch.tensor([[3, 2]])
     loss = F.cross_entropy(model(ids, ids)[0], ids[0]).item()
     assert loss == pytest.approx(program_loss(tmp_path / "out"), rel=1e-5)
+
+
+@pytest.fixture
+def fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def example(kind: str, length: int) -> tuple[Tensor, ...]:
+    """Arguments of a model: ids of tokens that all of them know, and what else it reads."""
+    gen = torch.Generator().manual_seed(length)
+    ids = torch.randint(3, 19, (2, length), generator=gen)
+    mask = torch.arange(length) < torch.tensor([[length], [length - 5]])
+    return {"sort": (ids, ids.sort(1).values, mask), "text": (ids,), "classify": (ids, mask)}[kind]
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.parametrize(("kind", "dtype", "backend"), [
+    ("text", "float32", "inductor"), ("text", "bf16", "aot_eager"), ("text", "fp16", "aot_eager"),
+    ("sort", "float32", "aot_eager"), ("classify", "float32", "aot_eager")])
+def test_a_compiled_model_says_the_same(runs: Path, kind: str, dtype: str, backend: str) -> None:
+    model = sinkhorn.load_model(runs / f"{kind}.{dtype}")
+    compiled = torch.compile(model, backend=backend, fullgraph=True)
+    # The second time for any length. (What inductor compiles takes long.)
+    for length in (16,) if backend == "inductor" else (16, 13):
+        inputs = example(kind, length)
+        expected = model(*inputs)
+        found = compiled(*inputs)
+        assert found.dtype == expected.dtype
+        if backend == "inductor":  # which orders sums in its own way
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+        else:
+            assert torch.equal(found, expected)
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+def test_a_model_can_be_captured_whole(runs: Path) -> None:
+    model, inputs = sinkhorn.load_model(runs / "text.float32"), example("text", 16)
+    captured = torch.export.export(model, inputs).module()
+    torch.testing.assert_close(captured(*inputs), model(*inputs))
+
+
+def test_a_model_keeps_the_names_of_its_file(runs: Path) -> None:
+    export = sinkhorn.load_export(runs / "sort.float32")
+    model = sinkhorn.load_model(export)
+    state = model.state_dict()
+    assert state.keys() == export.state.keys()
+    assert "decoder.0.ff.in.weight" in state
+    for name, tensor in state.items():
+        assert torch.equal(tensor, export.state[name]), name
+    copy.deepcopy(model).load_state_dict(state)
+    assert state.keys() == export.state.keys()  # as it was
 
 
 def test_sorting_matrices_in_python(runs: Path, tmp_path: Path) -> None:
