@@ -57,7 +57,7 @@ Command add_export(CLI::App& program) {
   app->add_flag("--force", options->request.force,
                 "write into a folder that holds other things; they stay");
   app->add_flag("--json", options->json, "print JSON");
-  auto overrides = add_run_key_options(*app);
+  auto overrides = add_export_key_options(*app);
   return {app, [options, overrides] {
             if (options->checkpoint != "best" && options->checkpoint != "last") {
               throw UsageError("--checkpoint: \"" + options->checkpoint +

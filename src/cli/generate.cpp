@@ -199,17 +199,6 @@ int run_generate(GenerateOptions& options, const Overrides& overrides) {
   return stop_signal != 0 ? 128 + stop_signal : 0;
 }
 
-// Of counts, in words: the bounds that CLI11 names are those of a double.
-CLI::Validator at_least(int64_t least) {
-  const auto check = [least](const std::string& text) -> std::string {
-    int64_t value = 0;
-    const bool counts = CLI::detail::lexical_cast(text, value);
-    if (counts ? value >= least : !text.starts_with('-')) return "";
-    return text + " is not " + std::to_string(least) + " or more";
-  };
-  return CLI::Validator(check, "");
-}
-
 void add_prompt_options(CLI::App& app, GenerateOptions& options) {
   CLI::Option* prompt =
       app.add_option("--prompt", options.request.prompt, "text, or numbers, to go on from");

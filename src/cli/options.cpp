@@ -27,6 +27,13 @@ bool is_of_decoding(const Key& key) {
   return kKeys.contains(key.name);
 }
 
+// What an export depends on: where the task's vocabulary is found, and in what type its products
+// run.
+bool is_of_exporting(const Key& key) {
+  static const std::set<std::string> kKeys = {"task.data", "task.cache", "train.precision"};
+  return kKeys.contains(key.name);
+}
+
 // --section.key options for the keys to offer, collected in the result.
 std::shared_ptr<Overrides> add_key_options(CLI::App& command, const OfferKey& offers,
                                            bool trained = true) {
@@ -74,6 +81,10 @@ std::shared_ptr<Overrides> add_decoding_key_options(CLI::App& command) {
   return add_key_options(command, is_of_decoding);
 }
 
+std::shared_ptr<Overrides> add_export_key_options(CLI::App& command) {
+  return add_key_options(command, is_of_exporting);
+}
+
 void add_device_options(CLI::App& command, const std::shared_ptr<Overrides>& overrides) {
   for (const char* key : {"device", "precision"}) {
     command
@@ -86,6 +97,16 @@ void add_device_options(CLI::App& command, const std::shared_ptr<Overrides>& ove
         ->type_name("TEXT")
         ->default_str("as trained");
   }
+}
+
+CLI::Validator at_least(int64_t least) {
+  const auto check = [least](const std::string& text) -> std::string {
+    int64_t value = 0;
+    const bool counts = CLI::detail::lexical_cast(text, value);
+    if (counts ? value >= least : !text.starts_with('-')) return "";
+    return text + " is not " + std::to_string(least) + " or more";
+  };
+  return CLI::Validator(check, "");
 }
 
 Command add_train(CLI::App& program) {
@@ -149,7 +170,7 @@ Command add_inspect(CLI::App& program) {
   app->add_option("--example", options->example, "an example of the test split")
       ->type_name("INT")
       ->capture_default_str()
-      ->check(CLI::NonNegativeNumber)
+      ->check(at_least(0))
       ->excludes(text);
   app->add_option("--out", options->out, "folder of the pictures; default RUN/inspect")
       ->type_name("DIR");

@@ -1,6 +1,7 @@
 // What the command lines of the commands that use a run have in common.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <memory>
 
@@ -8,7 +9,8 @@
 
 namespace CLI {
 class App;
-}
+class Validator;
+}  // namespace CLI
 
 namespace sinkhorn::cli {
 
@@ -18,11 +20,16 @@ train::RunConfig read_run_config(const std::filesystem::path& run, const Overrid
 // --section.key options for what may change after training, collected in the result.
 std::shared_ptr<Overrides> add_run_key_options(CLI::App& command);
 
-// The same for commands that only decode, which would not look at the others.
+// The same for commands that only decode, or only write the model down, which would not look at the
+// others.
 std::shared_ptr<Overrides> add_decoding_key_options(CLI::App& command);
+std::shared_ptr<Overrides> add_export_key_options(CLI::App& command);
 
 // --device and --precision, short for keys of the section train.
 void add_device_options(CLI::App& command, const std::shared_ptr<Overrides>& overrides);
+
+// Checks counts, and says so in words: the bounds that CLI11 names are those of a double.
+CLI::Validator at_least(int64_t least);
 
 inline constexpr const char* kCheckpointHelp = "newest, best, or a checkpoint file";
 

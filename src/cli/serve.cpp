@@ -49,16 +49,16 @@ void add_address_options(CLI::App& app, serve::ServeOptions& options) {
 }
 
 void add_limit_options(CLI::App& app, serve::ServeOptions& options) {
-  const auto count = [&](const char* name, int64_t& value, const char* help, int64_t most) {
-    app.add_option(name, value, help)
-        ->type_name("INT")
-        ->check(CLI::Range(int64_t{1}, most))
-        ->capture_default_str();
+  const auto count = [&](const char* name, int64_t& value, const char* help,
+                         const CLI::Validator& check) {
+    app.add_option(name, value, help)->type_name("INT")->check(check)->capture_default_str();
   };
-  count("--slots", options.slots, "texts decoded together", kMostSlots);
-  count("--queue", options.queue, "requests that wait for a slot; more are refused", kMostWaiting);
-  count("--max-tokens-limit", options.max_tokens_limit, "of one text", INT32_MAX);
-  count("--max-request-bytes", options.max_request_bytes, "of a request's body", INT32_MAX);
+  count("--slots", options.slots, "texts decoded together", CLI::Range(int64_t{1}, kMostSlots));
+  count("--queue", options.queue, "requests that wait for a slot; more are refused",
+        CLI::Range(int64_t{1}, kMostWaiting));
+  count("--max-tokens-limit", options.max_tokens_limit, "most that a text may be asked to have",
+        at_least(1));
+  count("--max-request-bytes", options.max_request_bytes, "largest body of a request", at_least(1));
   app.add_option("--timeout", options.timeout, "seconds from a request to its last token")
       ->type_name("NUMBER")
       ->check(CLI::Range(1e-3, 1e9))
@@ -79,7 +79,7 @@ Command add_serve(CLI::App& program) {
   app->add_option("--checkpoint", command->options.checkpoint, kCheckpointHelp)
       ->type_name("TEXT")
       ->capture_default_str();
-  auto overrides = add_run_key_options(*app);
+  auto overrides = add_decoding_key_options(*app);
   add_device_options(*app, overrides);
   return {app, [command, overrides] { return run_serve(*command, *overrides); }};
 }

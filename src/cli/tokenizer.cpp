@@ -4,6 +4,7 @@
 #include <iostream>
 
 #include "cli/commands.h"
+#include "cli/run_options.h"
 
 namespace sinkhorn::cli {
 
@@ -22,7 +23,7 @@ Command add_tokenizer_train(CLI::App& program) {
       ->type_name("FILE");
   app->add_option("--vocab", options->vocab, "pieces at most; a small text yields fewer")
       ->type_name("INT")
-      ->check(CLI::PositiveNumber)
+      ->check(at_least(1))
       ->capture_default_str();
   return {app, [options] {
             tasks::Corpus corpus{};

@@ -66,6 +66,11 @@ def test_commands_that_cannot_be_meant() -> None:
     assert refusal("info", "more") == "unexpected argument more"
     assert refusal("eval") == "RUN is required"
     assert "--text excludes --example" in refusal("inspect", "x", "--text", "a", "--example", "1")
+    for number in ("-1", "-99999999999999999999999"):
+        assert refusal("inspect", "x", "--example", number) == (
+            f"--example: {number} is not 0 or more")
+    assert refusal("tokenizer", "train", "x", "--out", "y", "--vocab", "0") == (
+        "--vocab: 0 is not 1 or more")
 
 
 def test_a_folder_that_holds_no_run(tmp_path: Path) -> None:

@@ -32,6 +32,13 @@ def exported(runs: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(runs / "classify.float32", tmp_path / "exported"))
 
 
+@pytest.mark.parametrize("option", ["--train.steps", "--train.device", "--task.name", "--task.length"])
+def test_options_that_an_export_would_not_keep_are_not_known(runs: Path, tmp_path: Path,
+                                                             option: str) -> None:
+    said = refusal("export", runs / "text", tmp_path / "out", option, "4")
+    assert said.startswith(f"unknown option {option}")
+
+
 @pytest.mark.parametrize("task", TASKS)
 def test_eval_of_an_export_is_that_of_the_checkpoint(runs: Path, task: str) -> None:
     truth = evaluated(runs / task, "--checkpoint", "best")
