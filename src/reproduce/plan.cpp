@@ -26,13 +26,15 @@ bool among(const std::string& word, const std::vector<std::string>& words) {
   return std::find(words.begin(), words.end(), word) != words.end();
 }
 
-// The publisher's folder in --data, or --data itself where that is the folder. No other: the
-// columns of a table differ by their data sets, and one must not stand in for another.
+// The publisher's folder in --data, or --data itself where that is the folder, and the part of it
+// that is configured: data/PUBLISHED[/PART]. No other: the columns of a table differ by their data
+// sets, and one must not stand in for another.
 std::string data_folder(const fs::path& given, const std::string& configured) {
   if (given.empty() || configured.empty()) return configured;
-  const fs::path name = fs::path(configured).filename();
+  const fs::path path = configured;
+  const fs::path part = *path.begin() == "data" ? path.lexically_relative("data") : path.filename();
   const fs::path place = given.filename().empty() ? given.parent_path() : given;  // a last slash
-  return (place.filename() == name ? place : place / name).string();
+  return ((place.filename() == *part.begin() ? place.parent_path() : place) / part).string();
 }
 
 std::string unquoted(std::string value) {

@@ -23,6 +23,7 @@ struct Source {
   std::string label = "";  // of all its items, where the layout says so
   int64_t begin = 0;
   int64_t end = INT64_MAX;
+  int64_t run = 0;  // read_text: bytes of an item, about
 };
 
 // Views are valid during the call they are handed to.
@@ -54,7 +55,7 @@ struct Corpus {
 
 // The formats. Each throws Error with file and line at the first thing it does not expect.
 void read_sentences(const Source& source, const ItemSink& sink);  // one a line
-void read_text(const Source& source, const ItemSink& sink);       // runs of lines, up to 16 KiB
+void read_text(const Source& source, const ItemSink& sink);       // runs of lines
 void read_images(const Source& source, const ItemSink& sink);  // CIFAR-10, as RGB in raster order
 void read_document(const Source& source,
                    const ItemSink& sink);                     // one a file, labelled by its folder
@@ -65,9 +66,9 @@ void read_labelled(const Source& source,
 void read_trees(const Source& source, const ItemSink& sink);  // SST, binary, whole sentences
 void read_pairs(const Source& source, const ItemSink& sink);  // SNLI and MultiNLI
 
-// Where a text may be cut at or after `offset`: behind a line's end or, where none is near, between
-// two characters.
-int64_t cut_point(std::string_view text, int64_t offset);
+// Where a text may be cut at or after `offset`: behind the end of a line within `reach` or, where
+// none is so near, between two characters.
+int64_t cut_point(std::string_view text, int64_t offset, int64_t reach);
 
 // Finds the layout of a task's data in config.data (or its parent).
 Corpus find_corpus(const TaskConfig& config);

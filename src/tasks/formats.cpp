@@ -37,7 +37,7 @@ void Corpus::read(Split split, const ItemSink& sink) const {
 void Corpus::add_to(Key& key, Split split) const {
   key.add(name).add(static_cast<int64_t>(split)).add(held_out);
   for (const Source& source : files_of(*this, split)) {
-    key.add_file(source.file).add(source.label).add(source.begin).add(source.end);
+    key.add_file(source.file).add(source.label).add(source.begin).add(source.end).add(source.run);
   }
 }
 
@@ -58,10 +58,6 @@ std::string quoted(std::string_view text) {
   return short_text;
 }
 
-int64_t run_bytes(std::string_view text) {
-  return std::clamp<int64_t>(static_cast<int64_t>(text.size()) / 200, 64, 16384);
-}
-
 }  // namespace
 
 void read_sentences(const Source& source, const ItemSink& sink) {
@@ -70,11 +66,11 @@ void read_sentences(const Source& source, const ItemSink& sink) {
   });
 }
 
-int64_t cut_point(std::string_view text, int64_t offset) {
+int64_t cut_point(std::string_view text, int64_t offset, int64_t reach) {
   const int64_t size = static_cast<int64_t>(text.size());
   if (offset <= 0) return 0;
   if (offset >= size) return size;
-  const size_t line_end = text.substr(offset - 1, run_bytes(text)).find('\n');
+  const size_t line_end = text.substr(offset - 1, reach).find('\n');
   if (line_end != text.npos) return offset + static_cast<int64_t>(line_end);
   while (offset < size && (text[offset] & 0xc0) == 0x80) ++offset;
   return offset;
@@ -84,11 +80,11 @@ void read_text(const Source& source, const ItemSink& sink) {
   const MappedFile file(source.file);
   const std::string_view text = file.bytes();
   if (text.empty()) fail(source.file, 0, "the file is empty; expected text");
-  int64_t begin = cut_point(text, source.begin);
-  const int64_t end = cut_point(text, source.end);
+  int64_t begin = cut_point(text, source.begin, source.run);
+  const int64_t end = cut_point(text, source.end, source.run);
   int64_t number = 1 + std::count(text.begin(), text.begin() + begin, '\n');
   while (begin < end) {
-    const int64_t next = std::min(end, cut_point(text, begin + run_bytes(text)));
+    const int64_t next = std::min(end, cut_point(text, begin + source.run, source.run));
     const std::string_view run = text.substr(begin, next - begin);
     check_utf8(source.file, run, number);
     sink({run, {}, {}, source.file, number});

@@ -216,11 +216,24 @@ void split_by_bytes(Corpus& corpus) {
     for (size_t split = 0; split < 3; ++split) {
       const int64_t begin = std::max<int64_t>(borders[split] - start, 0);
       const int64_t end = std::min(borders[split + 1] - start, size);
-      if (begin < end) corpus.sources[split].push_back({source.file, "", begin, end});
+      if (begin < end) corpus.sources[split].push_back({source.file, "", begin, end, source.run});
     }
     start += size;
   }
   corpus.note = "validation and test are the last two twentieths of the text";
+}
+
+// Some two hundred items at least of a small text, so that there is something to shuffle; of a
+// large one runs long enough for what was said further up. By the whole text: the files of a folder
+// may be small, and stay whole then.
+void choose_runs(Corpus& corpus) {
+  int64_t total = 0;
+  for (const auto& split : corpus.sources) {
+    for (const Source& source : split) total += static_cast<int64_t>(fs::file_size(source.file));
+  }
+  for (auto& split : corpus.sources) {
+    for (Source& source : split) source.run = std::clamp<int64_t>(total / 200, 64, 16384);
+  }
 }
 
 Corpus find_text(const Path& data, bool from_training) {
@@ -241,6 +254,7 @@ Corpus find_text(const Path& data, bool from_training) {
     }
   }
   if (corpus.sources[0].empty()) fail(data, 0, "no files here; expected UTF-8 text");
+  choose_runs(corpus);
   if (corpus.sources[1].empty() && corpus.sources[2].empty()) {
     split_by_bytes(corpus);
   } else {

@@ -245,6 +245,11 @@ TEST(Planner, LaysLayersOverOneAnother) {
     options.data = given;
     EXPECT_EQ(planner.run(0, 1, 1, std::nullopt).config.task.data, expected);
   }
+  const Table study = table_named("study");
+  options.rows.clear();
+  const Planner parts(study, options, language);
+  EXPECT_EQ(parts.run(0, 2, 1, std::nullopt).config.task.data, "x/aclImdb/train/unsup");
+  options.rows = {"sortcut-2x8"};
   EXPECT_TRUE(planner.wants(row_of(table, "sortcut-2x8"), table.variants[0]));
   EXPECT_FALSE(planner.wants(row_of(table, "sortcut-2x16"), table.variants[0]));
 

@@ -61,6 +61,20 @@ TEST_F(TaskTest, TextFilesThatOnlyBeginLikeASplit) {
   EXPECT_HAS(make_task(config("text"))->info().data_note, "last two twentieths");
 }
 
+TEST_F(TaskTest, SmallFilesOfALargeFolderStayWhole) {
+  constexpr int kFiles = 300;
+  for (int i = 0; i < kFiles; ++i) {
+    std::string review;
+    for (int line = 0; line < 50; ++line) review += std::to_string(i) + ", line by line\n";
+    write("reviews/" + std::to_string(1000 + i) + ".txt", review);
+  }
+  const Corpus corpus = find_corpus(config("text"));
+  int items = 0;
+  for (const Split split : kSplits) corpus.read(split, [&](const Item&) { ++items; });
+  EXPECT_GE(items, kFiles);
+  EXPECT_LE(items, kFiles + 2);  // two are cut by the borders of the splits
+}
+
 TEST_F(TaskTest, TextFolderWithItsOwnSplits) {
   write("a.txt", "training one\n");
   write("sub/b.txt", "training two\n");
