@@ -26,6 +26,7 @@ TEST(Published, EveryFigureIsOfItsConfiguration) {
     const Table table = find_table(SINKHORN_CONFIGS, results.table);
     Options options;
     options.scale = results.scale;
+    options.preset = "paper";  // the literal rows, too
     const ConfigLanguage language = {
         [](const auto& config, const Overrides& keys) { return cli::read_config(config, keys); },
         cli::write_config};
@@ -37,7 +38,7 @@ TEST(Published, EveryFigureIsOfItsConfiguration) {
       ASSERT_LT(row, table.rows.size());
       EXPECT_EQ(published.role, table.rows[row].role);
       for (size_t i = 0; i < published.cells.size(); ++i) {
-        if (!published.cells[i].value) continue;
+        if (!published.cells[i].value || table.measures()) continue;
         SCOPED_TRACE(table.columns[i].name);
         const std::string& name = table.columns[i].variant;
         const auto variant = std::find_if(table.variants.begin(), table.variants.end(),
