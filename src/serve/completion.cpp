@@ -60,6 +60,11 @@ ordered_json choice_object(size_t index, const std::string& text, const std::str
 
 }  // namespace
 
+int64_t unix_seconds() {
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  return std::chrono::duration_cast<std::chrono::seconds>(now).count();
+}
+
 CompletionRequest read_completion(const std::string& body, const CompletionLimits& limits) {
   Fields fields(body);
   CompletionRequest request;
@@ -100,9 +105,7 @@ CompletionAnswer::CompletionAnswer(const CompletionRequest& request, std::string
       stream_usage_(request.stream_usage),
       id_("cmpl-" + hex(random_number())),
       model_(std::move(model)),
-      created_(std::chrono::duration_cast<std::chrono::seconds>(
-                   std::chrono::system_clock::now().time_since_epoch())
-                   .count()),
+      created_(unix_seconds()),
       prompt_tokens_(prompt_tokens) {
   const std::vector<std::string> none = {""};
   for (const std::string& prompt : request.prompts.empty() ? none : request.prompts) {

@@ -24,6 +24,8 @@ struct CompletionRequest {
   bool stream = false, echo = false, stream_usage = false;
 };
 
+int64_t unix_seconds();  // now, as these objects tell it
+
 // Throws Refusal.
 CompletionRequest read_completion(const std::string& body, const CompletionLimits& limits);
 

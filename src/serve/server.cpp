@@ -182,6 +182,7 @@ class WebServer {
 
   Engine& engine_;
   const ServeOptions& options_;
+  const int64_t opened_ = unix_seconds();
   httplib::Server http_;
   socket_t socket_ = INVALID_SOCKET;
   std::thread listener_;
@@ -267,7 +268,8 @@ void WebServer::tell_health(const Request&, Response& res) {
 }
 
 void WebServer::list_models(const Request&, Response& res) {
-  ordered_json model = {{"id", options_.model}, {"object", "model"}, {"owned_by", "sinkhorn"}};
+  ordered_json model = {
+      {"id", options_.model}, {"object", "model"}, {"created", opened_}, {"owned_by", "sinkhorn"}};
   ordered_json list = {{"object", "list"}, {"data", ordered_json::array()}};
   list["data"].push_back(std::move(model));
   res.set_content(dumped(list) + "\n", kJson);

@@ -50,7 +50,9 @@ def test_the_objects_are_openai_s(server: Server) -> None:
                                     "finish_reason": "length"}
     status, _, body = server.ask("GET", "/v1/models")
     assert status == 200
-    assert json.loads(body)["data"] == [{"id": "text", "object": "model", "owned_by": "sinkhorn"}]
+    [model] = json.loads(body)["data"]
+    assert abs(model.pop("created") - time.time()) < 600
+    assert model == {"id": "text", "object": "model", "owned_by": "sinkhorn"}
     assert server.health()["status"] == "ok"
 
 
@@ -123,6 +125,53 @@ def test_the_sorting_matrices_are_inspect_s(server: Server, text_run: Path,
     assert "values" not in server.post("/v1/sorting", text=text)[1]["layers"][0]["heads"][0]
     assert server.post("/v1/sorting", text="")[0] == 400
     assert server.post("/v1/sorting", text=3)[0] == 400
+
+
+# ------------------------------------------------------------------------------- OpenAI's client
+
+def openai_client(server: Server, strict: bool) -> Any:
+    """strict: an answer without the fields and types of the published interface is an error."""
+    openai = pytest.importorskip("openai")
+    http_client = openai.DefaultHttpxClient(trust_env=False)  # no proxy between
+    return openai.OpenAI(base_url=f"{server.address}v1", api_key="any", max_retries=0,
+                         http_client=http_client, _strict_response_validation=strict)
+
+
+def test_openai_s_client_completes(server: Server) -> None:
+    fields: dict[str, Any] = {"prompt": ["one two ", "five "], "n": 2, "seed": 3, "max_tokens": 12}
+    expected = server.complete(**fields, top_k=5)
+    with openai_client(server, strict=True) as client:
+        assert [model.id for model in client.models.list()] == ["text"]
+        answer = client.completions.create(model="text", **fields, extra_body={"top_k": 5})
+    assert [choice.text for choice in answer.choices] == [
+        choice["text"] for choice in expected["choices"]]
+    assert {choice.finish_reason for choice in answer.choices} <= {"stop", "length"}
+    assert answer.usage.total_tokens == expected["usage"]["total_tokens"]
+
+
+def test_openai_s_client_streams(server: Server) -> None:
+    fields: dict[str, Any] = {"model": "text", "prompt": "one two ", "seed": 3, "max_tokens": 20}
+    # The client's types leave out that a text which goes on has no finish_reason yet.
+    with openai_client(server, strict=False) as client:
+        *parts, last = client.completions.create(**fields, stream=True,
+                                                 stream_options={"include_usage": True})
+    assert "".join(part.choices[0].text for part in parts) == server.text(**fields)
+    reasons = [part.choices[0].finish_reason for part in parts]
+    assert len(reasons) > 2 and set(reasons[:-1]) == {None} and reasons[-1] in ("stop", "length")
+    assert last.choices == [] and 0 < last.usage.completion_tokens <= 20
+
+
+def test_openai_s_client_is_told_what_is_wrong(server: Server) -> None:
+    openai = pytest.importorskip("openai")
+    with openai_client(server, strict=True) as client:
+        with pytest.raises(openai.BadRequestError, match="it must be 0") as said:
+            client.completions.create(model="text", prompt="one", temperature=-1)
+        assert (said.value.status_code, said.value.param) == (400, "temperature")
+        with pytest.raises(openai.BadRequestError, match="logprobs is not supported"):
+            client.completions.create(model="text", prompt="one", logprobs=2, stream=True)
+        with pytest.raises(openai.NotFoundError, match="there is no model 'other'") as missing:
+            client.completions.create(model="other", prompt="one")
+        assert missing.value.code == "model_not_found"
 
 
 # ------------------------------------------------------------------------------- refusals
