@@ -19,11 +19,13 @@ constexpr std::array<const char*, 3> kSplitNames{"train", "valid", "test"};
 
 // One file of a split, or a range of its bytes.
 struct Source {
+  static constexpr int64_t kLongestRun = 16384;
+
   Path file;
   std::string label = "";  // of all its items, where the layout says so
   int64_t begin = 0;
   int64_t end = INT64_MAX;
-  int64_t run = 0;  // read_text: bytes of an item, about
+  int64_t run = kLongestRun;  // read_text: bytes of an item, about
 };
 
 // Views are valid during the call they are handed to.

@@ -232,7 +232,9 @@ void choose_runs(Corpus& corpus) {
     for (const Source& source : split) total += static_cast<int64_t>(fs::file_size(source.file));
   }
   for (auto& split : corpus.sources) {
-    for (Source& source : split) source.run = std::clamp<int64_t>(total / 200, 64, 16384);
+    for (Source& source : split) {
+      source.run = std::clamp<int64_t>(total / 200, 64, Source::kLongestRun);
+    }
   }
 }
 
