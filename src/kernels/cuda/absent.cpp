@@ -52,7 +52,7 @@ void launch_scale(const ScaleParams&, Stream) { absent(); }
 bool covers_decode(Type, int64_t) { return false; }
 void launch_decode_keep(const DecodeKeepParams&, Stream) { absent(); }
 void launch_decode_balance(const DecodeBalanceParams&, Stream) { absent(); }
-int decode_sort_splits(const DecodeState&, int64_t) { absent(); }
+int64_t decode_sort_partials(const DecodeState&, int64_t) { absent(); }
 void launch_decode_sort(const DecodeSortParams&, Stream) { absent(); }
 void launch_decode_attend(const DecodeAttendParams&, Stream) { absent(); }
 

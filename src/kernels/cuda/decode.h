@@ -12,6 +12,8 @@
 
 namespace sinkhorn::cuda {
 
+constexpr int kMostDecodeSlots = 32768;  // B: those that begin a block are bits in shared memory
+
 // A vector of width D for every slot and head, its numbers side by side.
 struct HeadVectors {
   void* data = nullptr;
@@ -69,10 +71,9 @@ struct DecodeSortParams {
   DecodeState state;
   int64_t blocks = 0;          // N, of row
   const float* row = nullptr;  // [B, H, N]
-  int splits = 1;              // of the sources
-  float* partial = nullptr;    // [splits, 2, B, H, b, D]; not used with one split
+  float* partial = nullptr;    // as many as the function below says; null where it says 0
 };
-int decode_sort_splits(const DecodeState& state, int64_t blocks);
+int64_t decode_sort_partials(const DecodeState& state, int64_t blocks);
 void launch_decode_sort(const DecodeSortParams& params, Stream stream);
 
 // One softmax over the sorted block and the tokens of the window up to the query.

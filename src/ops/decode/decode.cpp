@@ -56,9 +56,8 @@ void check_type(const Tensor& t, at::ScalarType type) {
 }  // namespace
 
 bool covers_decode(const Tensor& cache) {
-  constexpr int64_t kMostHeads = 32767;  // two sides of them are a grid's third axis
   return cache.is_cuda() && cache.stride(3) == 1 && cache.stride(2) == cache.size(3) &&
-         cache.size(0) * cache.size(1) <= kMostHeads &&
+         cache.size(0) <= cuda::kMostDecodeSlots &&
          cuda::covers_decode(kernel_type(cache.scalar_type()), cache.size(3));
 }
 
@@ -111,12 +110,9 @@ void decode_sort(const DecodeLayer& layer, const DecodeRows& rows) {
   sort.state = p.state;
   sort.blocks = p.blocks;
   sort.row = p.row;
-  sort.splits = cuda::decode_sort_splits(sort.state, sort.blocks);
-  Tensor partial;
-  if (sort.splits > 1) {
-    partial = at::empty({sort.splits, 2, layer.sorted_key.numel()}, floats);
-    sort.partial = partial.data_ptr<float>();
-  }
+  const int64_t partials = cuda::decode_sort_partials(sort.state, sort.blocks);
+  const Tensor partial = at::empty({partials}, floats);
+  if (partials > 0) sort.partial = partial.data_ptr<float>();
   cuda::launch_decode_sort(sort, current_stream(row));
 }
 
