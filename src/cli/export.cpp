@@ -46,17 +46,21 @@ Command add_export(CLI::App& program) {
   CLI::App* app = program.add_subcommand(
       "export", "Write a trained model as one safetensors file and a config.json");
   auto options = std::make_shared<Options>();
-  app->add_option("RUN", options->run, "folder of the run")->required()->type_name("DIR");
+  app->add_option("RUN", options->run, kRunHelp)->required()->type_name("DIR");
   app->add_option("OUT", options->request.out, "folder to write")->required()->type_name("DIR");
   app->add_option("--dtype", options->request.type, "of the weights; norms and biases stay float32")
       ->type_name("{float32,bf16,fp16}")
       ->capture_default_str();
-  app->add_option("--checkpoint", options->checkpoint, "which one")
+  app->add_option("--checkpoint", options->checkpoint, "the best by validation, or the newest")
       ->type_name("{best,last}")
       ->capture_default_str();
   app->add_flag("--force", options->request.force,
                 "write into a folder that holds other things; they stay");
   app->add_flag("--json", options->json, "print JSON");
+  app->footer(
+      "Examples:\n  sinkhorn export runs/book book --dtype bf16\n"
+      "  sinkhorn generate book --prompt \"It was a dark\"  # eval, inspect and serve take it too\n"
+      "  python -c 'import sinkhorn; model = sinkhorn.load_model(\"book\")'");
   auto overrides = add_export_key_options(*app);
   return {app, [options, overrides] {
             if (options->checkpoint != "best" && options->checkpoint != "last") {

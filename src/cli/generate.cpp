@@ -221,14 +221,15 @@ void add_prompt_options(CLI::App& app, GenerateOptions& options) {
 
 void add_length_options(CLI::App& app, GenerateOptions& options) {
   train::GenerateRequest& request = options.request;
-  app.add_option("--max-tokens", request.max_tokens, "at most; default: 256 of a text")
+  app.add_option("--max-tokens", request.max_tokens,
+                 "tokens to make at most; default: 256 for texts")
       ->type_name("INT")
       ->check(at_least(1));
   app.add_option("--stop", request.stop_texts, "end before this text; may be given again")
       ->type_name("TEXT")
       ->allow_extra_args(false);
   app.add_flag("--ignore-end", request.ignore_end, "go on where the model ends a text");
-  app.add_option("--samples", request.samples, "how many; decoded as one batch")
+  app.add_option("--samples", request.samples, "how many, made together; of beams: the best")
       ->type_name("INT")
       ->check(CLI::Range(int64_t{1}, kMostAtOnce))
       ->capture_default_str();
@@ -244,11 +245,11 @@ void add_choice_options(CLI::App& app, GenerateOptions& options) {
       app.add_option("--top-k", sampling.top_k, "only the k likeliest tokens; 0: all")
           ->type_name("INT")
           ->capture_default_str(),
-      app.add_option("--top-p", sampling.top_p, "only the likeliest that together reach p")
+      app.add_option("--top-p", sampling.top_p, "only the likeliest tokens that together reach p")
           ->type_name("NUMBER")
           ->capture_default_str(),
       app.add_option("--repetition-penalty", sampling.repetition_penalty,
-                     "of tokens already there; 1: none")
+                     "makes tokens less likely that are there already; 1: none")
           ->type_name("NUMBER")
           ->capture_default_str(),
       app.add_option("--seed", sampling.seed, "same seed, same text")
@@ -261,11 +262,13 @@ void add_choice_options(CLI::App& app, GenerateOptions& options) {
           ->type_name("INT")
           ->check(CLI::Range(int64_t{1}, kMostAtOnce));
   for (CLI::Option* option : draws) beams->excludes(option);
-  app.add_option("--length-penalty", options.length_penalty, "beams: more favours longer ones")
+  app.add_option("--length-penalty", options.length_penalty,
+                 "beams: a larger one favours longer texts")
       ->type_name("NUMBER")
       ->capture_default_str()
       ->needs(beams);
-  app.add_flag("--json", options.json, "print a JSON object a sample")->excludes(draws.back());
+  app.add_flag("--json", options.json, "print a JSON object a sample, one a line")
+      ->excludes(draws.back());
 }
 
 }  // namespace
@@ -274,7 +277,7 @@ Command add_generate(CLI::App& program) {
   CLI::App* app = program.add_subcommand(
       "generate", "Continue a text, complete or draw images, sort numbers, with a trained run");
   auto options = std::make_shared<GenerateOptions>();
-  app->add_option("RUN", options->run, "folder of the run")->required()->type_name("DIR");
+  app->add_option("RUN", options->run, kRunHelp)->required()->type_name("DIR");
   add_prompt_options(*app, *options);
   add_length_options(*app, *options);
   add_choice_options(*app, *options);
@@ -283,6 +286,13 @@ Command add_generate(CLI::App& program) {
   app->add_option("--checkpoint", options->request.checkpoint, kCheckpointHelp)
       ->type_name("TEXT")
       ->capture_default_str();
+  app->footer(
+      "Examples:\n"
+      "  sinkhorn generate runs/book --prompt \"It was a dark\" --stream\n"
+      "  sinkhorn generate runs/book --prompt-file begun.txt --samples 4 --top-p 0.9 --seed 7 "
+      "--json\n"
+      "  sinkhorn generate runs/sort --prompt \"5 3 1\"\n"
+      "  sinkhorn generate runs/pixels --image begun.png --samples 3 --out completed.png");
   auto overrides = add_decoding_key_options(*app);
   add_device_options(*app, overrides);
   return {app, [options, overrides] { return run_generate(*options, *overrides); }};

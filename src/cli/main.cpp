@@ -60,8 +60,9 @@ void parse(CLI::App& program, int argc, char** argv) {
 }
 
 int run(int argc, char** argv) {
-  CLI::App program("Sparse Sinkhorn Attention: train, evaluate and inspect Sinkhorn Transformers.",
-                   "sinkhorn");
+  CLI::App program(
+      "Sparse Sinkhorn Attention: train, evaluate, inspect and use Sinkhorn Transformers.",
+      "sinkhorn");
   program.set_version_flag("--version", "sinkhorn " SINKHORN_VERSION, "Print the version and exit");
   const std::vector<Command> commands = {add_train(program),
                                          add_eval(program),

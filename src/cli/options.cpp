@@ -86,17 +86,19 @@ std::shared_ptr<Overrides> add_export_key_options(CLI::App& command) {
 }
 
 void add_device_options(CLI::App& command, const std::shared_ptr<Overrides>& overrides) {
-  for (const char* key : {"device", "precision"}) {
+  const auto add = [&](const std::string& key, const char* type, const char* more) {
     command
         .add_option_function<std::string>(
-            std::string("--") + key,
-            [overrides, name = std::string("train.") + key](const std::string& value) {
+            "--" + key,
+            [overrides, name = "train." + key](const std::string& value) {
               overrides->emplace_back(name, value);
             },
-            std::string("the same as --train.") + key)
-        ->type_name("TEXT")
+            "short for --train." + key + more)
+        ->type_name(type)
         ->default_str("as trained");
-  }
+  };
+  add("device", "TEXT", ": auto, cpu, cuda or cuda:N");
+  add("precision", "{float32,bf16,fp16,float64}", "");
 }
 
 CLI::Validator at_least(int64_t least) {
@@ -137,7 +139,7 @@ Command add_train(CLI::App& program) {
 Command add_eval(CLI::App& program) {
   CLI::App* app = program.add_subcommand("eval", "Evaluate a trained run");
   auto options = std::make_shared<EvalOptions>();
-  app->add_option("RUN", options->run, "folder of the run")->required()->type_name("DIR");
+  app->add_option("RUN", options->run, kRunHelp)->required()->type_name("DIR");
   app->add_option("--split", options->split, "what to evaluate on")
       ->type_name("{valid,test}")
       ->capture_default_str();
@@ -161,13 +163,13 @@ Command add_inspect(CLI::App& program) {
   CLI::App* app = program.add_subcommand(
       "inspect", "Show a run's parameters and what it learned to sort, as numbers and pictures");
   auto options = std::make_shared<InspectOptions>();
-  app->add_option("RUN", options->run, "folder of the run")->required()->type_name("DIR");
+  app->add_option("RUN", options->run, kRunHelp)->required()->type_name("DIR");
   app->add_option("--checkpoint", options->checkpoint, kCheckpointHelp)
       ->type_name("TEXT")
       ->capture_default_str();
   CLI::Option* text =
       app->add_option("--text", options->text, "an input of your own")->type_name("TEXT");
-  app->add_option("--example", options->example, "an example of the test split")
+  app->add_option("--example", options->example, "number of an example of the test split")
       ->type_name("INT")
       ->capture_default_str()
       ->check(at_least(0))

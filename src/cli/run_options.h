@@ -31,6 +31,7 @@ void add_device_options(CLI::App& command, const std::shared_ptr<Overrides>& ove
 // Checks counts, and says so in words: the bounds that CLI11 names are those of a double.
 CLI::Validator at_least(int64_t least);
 
+inline constexpr const char* kRunHelp = "folder of a run or of an export";
 inline constexpr const char* kCheckpointHelp = "newest, best, or a checkpoint file";
 
 }  // namespace sinkhorn::cli

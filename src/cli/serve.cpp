@@ -42,7 +42,7 @@ void add_address_options(CLI::App& app, serve::ServeOptions& options) {
   app.add_option("--host", options.host, "address to listen at; 0.0.0.0: every one of this machine")
       ->type_name("TEXT")
       ->capture_default_str();
-  app.add_option("--port", options.port, "0: any free one")
+  app.add_option("--port", options.port, "port to listen at; 0: any free one")
       ->type_name("INT")
       ->check(CLI::Range(0, 65535))
       ->capture_default_str();
@@ -56,9 +56,9 @@ void add_limit_options(CLI::App& app, serve::ServeOptions& options) {
   count("--slots", options.slots, "texts decoded together", CLI::Range(int64_t{1}, kMostSlots));
   count("--queue", options.queue, "requests that wait for a slot; more are refused",
         CLI::Range(int64_t{1}, kMostWaiting));
-  count("--max-tokens-limit", options.max_tokens_limit, "most that a text may be asked to have",
+  count("--max-tokens-limit", options.max_tokens_limit, "most tokens that a request may ask for",
         at_least(1));
-  count("--max-request-bytes", options.max_request_bytes, "largest body of a request", at_least(1));
+  count("--max-request-bytes", options.max_request_bytes, "longest request", at_least(1));
   app.add_option("--timeout", options.timeout, "seconds from a request to its last token")
       ->type_name("NUMBER")
       ->check(CLI::Range(1e-3, 1e9))
@@ -71,14 +71,17 @@ Command add_serve(CLI::App& program) {
   CLI::App* app = program.add_subcommand(
       "serve", "Show a trained language model on a local web page, and answer programs");
   auto command = std::make_shared<ServeCommand>();
-  app->add_option("RUN", command->run, "folder of the run, or an export")
-      ->required()
-      ->type_name("DIR");
+  app->add_option("RUN", command->run, kRunHelp)->required()->type_name("DIR");
   add_address_options(*app, command->options);
   add_limit_options(*app, command->options);
   app->add_option("--checkpoint", command->options.checkpoint, kCheckpointHelp)
       ->type_name("TEXT")
       ->capture_default_str();
+  app->footer(
+      "Examples:\n"
+      "  sinkhorn serve runs/book        # prints the address of its page; Ctrl-C ends it\n"
+      "  curl http://127.0.0.1:8080/v1/completions -H 'Content-Type: application/json' \\\n"
+      "    -d '{\"prompt\": \"It was a dark\", \"max_tokens\": 50}'");
   auto overrides = add_decoding_key_options(*app);
   add_device_options(*app, overrides);
   return {app, [command, overrides] { return run_serve(*command, *overrides); }};
