@@ -136,7 +136,7 @@ def peer_line(name: str, row: Row, calls: Iterator[object], report: Report) -> f
         budget = 0.5 if row.length > 4096 and "block" not in name else None
         times = report.time(forward, budget), report.time(step, budget)
         memory = gpu_timing.extra_memory(step) / 2**20
-    except RuntimeError as error:
+    except (RuntimeError, TypeError) as error:  # the latter from a compiler that fails inside
         print(f"| {name}, L = {row.length} | does not run: {str(error).splitlines()[0][:60]} |")
         return None
     print(f"| {name}, L = {row.length} | {show(times[0])} | {show(times[1])} | {memory:.0f} |",
