@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cases import BALANCE_RULES
+from cases import BALANCE_RULES, Balance
+from comparison import assert_as_good_as_eager
 from marks import on_devices
 from support import allowed, randn
 
@@ -85,6 +86,22 @@ def test_extreme_logits_give_no_nan_and_no_overflow(causal, columns, extreme, te
             sources = n if causal == "none" else n - (causal == "strict")
             sums = result.sum(-1)[..., n - sources:]
             torch.testing.assert_close(sums, torch.ones_like(sums), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("temperature", [0.03, 1e-2, 1e-3])
+@pytest.mark.parametrize("causal", ["none", "strict"])
+def test_full_columns_lose_no_more_of_large_logits_than_eager_code(causal, temperature):
+    case = Balance(causal, "full", 10, N=32, temperature=temperature)
+    assert_as_good_as_eager(case, torch.float32, "cpu")
+
+
+@pytest.mark.parametrize("size", [1e9, 1e12, 1e30])
+@pytest.mark.parametrize("causal", ["none", "strict"])
+def test_full_columns_of_absurd_logits_give_finite_gradients(causal, size):
+    for seed in range(5):
+        logits = size * randn(1, 2, 8, 8, seed=seed, dtype=torch.float32)
+        result, grad = value_and_grad(logits, 5, 1.0, causal, "full")
+        assert torch.isfinite(result).all() and torch.isfinite(grad).all()
 
 
 def test_one_block_is_its_own_source_and_has_none_under_strict():
