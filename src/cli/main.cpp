@@ -92,6 +92,9 @@ int run(int argc, char** argv) {
   refuse_incomplete(*named_command(&program));
 }
 
+constexpr const char* kOutOfMemory =
+    "out of memory; make the batch, the sequences or the model smaller";
+
 int fail(const std::string& message, int code) {
   std::cerr << "sinkhorn: " << message.substr(0, message.find('\n')) << "\n";
   return code;
@@ -101,7 +104,7 @@ int fail(const std::string& message, int code) {
 }  // namespace sinkhorn::cli
 
 int main(int argc, char** argv) {
-  using sinkhorn::cli::fail;
+  using sinkhorn::cli::fail, sinkhorn::cli::kOutOfMemory;
   try {
     const int code = sinkhorn::cli::run(argc, argv);
     if (!std::cout.flush()) return fail("standard output cannot be written", 1);
@@ -109,8 +112,11 @@ int main(int argc, char** argv) {
   } catch (const sinkhorn::UsageError& error) {
     return fail(error.what(), 2);
   } catch (const std::bad_alloc&) {
-    return fail("out of memory", 1);
+    return fail(kOutOfMemory, 1);
   } catch (const std::exception& error) {
-    return fail(error.what(), 1);  // Torch's messages go on with a backtrace: the first line only
+    const std::string message = error.what();
+    // Torch has no type of its own for an allocation on the CPU that failed.
+    if (message.find("DefaultCPUAllocator") != message.npos) return fail(kOutOfMemory, 1);
+    return fail(message, 1);  // Torch's messages go on with a backtrace: the first line only
   }
 }

@@ -12,6 +12,14 @@
 #include "sinkhorn/error.h"
 #include "tasks/random.h"
 
+// SentencePiece and Torch's libc10 both export a FLAGS_minloglevel, an object of 32 bytes and an
+// int, and a program that loads both has one place for the two. In libc10's the object would lie
+// across its neighbours, among them the flag that makes failed allocations abort instead of
+// throwing. This library is loaded before both: what is defined here is the place, and has room.
+extern "C" {
+__attribute__((visibility("default"), used)) alignas(16) char FLAGS_minloglevel[64] = {};
+}
+
 namespace sinkhorn::tasks {
 namespace {
 
