@@ -44,9 +44,17 @@ std::string count(double value) {
 // One line that renews itself on a terminal, plain lines elsewhere.
 class Progress : public train::Observer {
  public:
+  // A large text takes minutes the first time: its pieces are learned, its tokens written down.
+  void preparing() {
+    if (!terminal_) return;
+    std::fputs("reading the data ...", stdout);
+    std::fflush(stdout);
+    open_ = true;
+  }
   void started(const Start& s) override {
     // Before this there is nothing to save, and a signal ends the program as usual.
     catch_signals();
+    begin_line();
     std::printf("%s: %s parameters on %s, step %lld of %lld%s\n", s.run.c_str(),
                 count(static_cast<double>(s.parameters)).c_str(), s.device.c_str(),
                 static_cast<long long>(s.first_step), static_cast<long long>(s.steps),
@@ -100,9 +108,15 @@ class Progress : public train::Observer {
 void write_result(const std::string& run, const Progress& progress, const train::Outcome& outcome,
                   double seconds) {
   const std::filesystem::path path = std::filesystem::path(run) / "result.json";
+  double speed = progress.median_speed();
+  int64_t peak_memory = outcome.peak_memory;
   if (progress.start().resumed && std::filesystem::exists(path)) {
     const auto before = nlohmann::json::parse(models::read_text(path), nullptr, false);
-    if (before.is_object()) seconds += before.value("seconds", 0.0);
+    if (before.is_object()) {
+      seconds += before.value("seconds", 0.0);
+      if (speed == 0) speed = before.value("tokens_per_second", 0.0);  // no steps were left
+      peak_memory = std::max(peak_memory, before.value("peak_memory", peak_memory));
+    }
   }
   const nlohmann::ordered_json object = {{"finished", !outcome.stopped},
                                          {"steps", outcome.steps},
@@ -110,8 +124,8 @@ void write_result(const std::string& run, const Progress& progress, const train:
                                          {"device", progress.start().device},
                                          {"data", progress.start().data_note},
                                          {"seconds", seconds},
-                                         {"tokens_per_second", progress.median_speed()},
-                                         {"peak_memory", outcome.peak_memory}};
+                                         {"tokens_per_second", speed},
+                                         {"peak_memory", peak_memory}};
   models::write_atomically(path, object.dump(2) + "\n");
 }
 
@@ -122,6 +136,7 @@ int run_train(const train::RunConfig& config, bool resume) {
   {
     const auto begin = std::chrono::steady_clock::now();
     Progress progress;
+    progress.preparing();
     outcome = train::train(config, write_config(config), resume, progress, stop_signal);
     const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - begin;
     write_result(config.train.run, progress, outcome, taken.count());

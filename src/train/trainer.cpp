@@ -148,6 +148,12 @@ class Run {
 
  private:
   std::shared_ptr<models::Model> seeded_model() {
+    const int64_t longest = config_.model.max_length, needed = task_->info().max_length;
+    if (longest > 0 && longest < needed) {
+      throw UsageError("model.max_length: " + std::to_string(longest) + " is less than the " +
+                       std::to_string(needed) + " tokens of the task's sequences; raise it, or " +
+                       "leave it out");
+    }
     seed_everything(config_.train.seed, device_);
     return make_model(config_.model, task_->info());
   }

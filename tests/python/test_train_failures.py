@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import resource
 import signal
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from train_program import (CHANCE, assert_same_run, check_checkpoint, checkpoints, failed,
-                           log_text, sort_task, start, train, wait_for_steps)
+                           log_text, sort_task, start, text_task, train, wait_for_steps)
 
 
 @pytest.mark.parametrize("log_every", [1, 50])
@@ -49,6 +50,28 @@ def test_a_full_disk_is_reported_and_costs_nothing(tmp_path: Path) -> None:
         check_checkpoint(path)
     train(tmp_path / "run", settings, "--resume")  # there is room again
     assert_same_run(tmp_path / "run", tmp_path / "whole")
+
+
+def test_a_model_that_no_memory_holds(tmp_path: Path) -> None:
+    message = failed(tmp_path / "run", sort_task(**{"model.width": 10**12, "train.steps": 1}))
+    assert message == "out of memory; make the batch, the sequences or the model smaller"
+
+
+def test_sequences_longer_than_the_model_reads(tmp_path: Path) -> None:
+    settings = text_task(tmp_path / "data", **{"task.length": 24, "model.max_length": 23})
+    message = failed(tmp_path / "run", settings, code=2)
+    assert message.startswith("model.max_length: 23 is less than the 24 tokens")
+
+
+def test_resuming_a_finished_run_keeps_what_was_measured(tmp_path: Path) -> None:
+    settings = sort_task(**{"train.steps": 2})
+    train(tmp_path / "run", settings)
+    before = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert before["tokens_per_second"] > 0
+    train(tmp_path / "run", settings, "--resume")
+    after = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert after["tokens_per_second"] == before["tokens_per_second"]
+    assert after["peak_memory"] >= before["peak_memory"]
 
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
