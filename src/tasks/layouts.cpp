@@ -204,11 +204,16 @@ std::optional<Split> named_split(const std::string& name) {
 
 // Training is what comes before the last tenth of all bytes, validation the next twentieth, test
 // the last: neighbours in the text stay on one side.
-void split_by_bytes(Corpus& corpus) {
+void split_by_bytes(Corpus& corpus, const Path& data) {
   const std::vector<Source> files = std::move(corpus.sources[0]);
   corpus.sources[0].clear();
   int64_t total = 0;
   for (const Source& source : files) total += static_cast<int64_t>(fs::file_size(source.file));
+  if (total < 20) {
+    fail(data, 0,
+         "holds " + std::to_string(total) + " bytes, too few to set validation and test aside; " +
+             "expected a text");
+  }
   const std::array<int64_t, 4> borders{0, total - total / 10, total - total / 20, total};
   int64_t start = 0;
   for (const Source& source : files) {
@@ -258,7 +263,7 @@ Corpus find_text(const Path& data, bool from_training) {
   if (corpus.sources[0].empty()) fail(data, 0, "no files here; expected UTF-8 text");
   choose_runs(corpus);
   if (corpus.sources[1].empty() && corpus.sources[2].empty()) {
-    split_by_bytes(corpus);
+    split_by_bytes(corpus, data);
   } else {
     stand_in(corpus, from_training);
   }

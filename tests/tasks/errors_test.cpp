@@ -59,6 +59,16 @@ TEST_F(ErrorsTest, EmptyFiles) {
   EXPECT_HAS(error("lm"), "news.en-00001-of-00100");
 }
 
+TEST_F(ErrorsTest, TextTooShortToSplit) {
+  for (const char* text : {"", "a few words"}) {
+    write("book.txt", text);
+    EXPECT_HAS(error("text"), "bytes, too few to set validation and test aside") << text;
+    EXPECT_FALSE(check_data(config("text")).complete) << text;
+  }
+  write("book.txt", "twenty bytes of text");
+  EXPECT_TRUE(check_data(config("text")).complete);
+}
+
 TEST_F(ErrorsTest, CifarOfTheWrongSize) {
   write("data_batch_1.bin", std::string(3073 + 5, '\0'));
   write("test_batch.bin", std::string(3073, '\0'));
