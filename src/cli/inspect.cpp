@@ -62,6 +62,9 @@ void print_json(const train::Inspection& found, const std::vector<std::string>& 
 }  // namespace
 
 int run_inspect(const InspectOptions& options) {
+  if (options.text.has_value() && options.text->empty()) {
+    throw UsageError("--text is empty; leave it out to look at an example of the test split");
+  }
   const train::Inspection found = train::inspect_run(options.config, options.checkpoint,
                                                      options.text.value_or(""), options.example);
   const std::vector<std::string> pictures = write_pictures(found, options.out);

@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <fstream>
+#include <sstream>
 
 #include "sinkhorn/error.h"
 
@@ -49,9 +50,14 @@ Settings parse_file(const fs::path& path, const std::string& included_by) {
     throw UsageError(where + "cannot be read; expected a configuration file" +
                      (included_by.empty() ? "" : ", which " + included_by + " includes"));
   }
+  std::stringstream text;
+  text << file.rdbuf();
+  if (text.view().find('\0') != std::string_view::npos) {
+    throw UsageError(where + "is no text; expected a configuration file");
+  }
   std::vector<CLI::ConfigItem> items;
   try {
-    items = CLI::ConfigBase().from_config(file);
+    items = CLI::ConfigBase().from_config(text);
   } catch (const CLI::Error& error) {
     throw UsageError(where + error.what());
   }

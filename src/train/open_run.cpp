@@ -17,7 +17,12 @@ namespace {
 namespace fs = std::filesystem;
 
 fs::path find_checkpoint(const fs::path& run, const std::string& name) {
-  if (name != "newest" && name != "best") return name;
+  if (name != "newest" && name != "best") {
+    if (!fs::exists(name)) {
+      throw Error("--checkpoint: " + name + ": no such file; expected newest, best, or a file");
+    }
+    return name;
+  }
   if (is_export(run)) return run / kExportModel;
   const RunFolder folder(run, /*resume=*/true);
   const auto found = name == "newest" ? folder.newest() : folder.best();

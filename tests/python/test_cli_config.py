@@ -89,6 +89,12 @@ def test_values_that_do_not_go_together() -> None:
     assert "evenly" in refusal("train", SORT, "--model.heads", "5")
 
 
+def test_a_file_that_is_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "model.bin"
+    path.write_bytes(b"[task]\nname = \xff\0\n")
+    assert refusal("train", path) == f"{path}: is no text; expected a configuration file"
+
+
 def test_a_file_that_is_missing(tmp_path: Path) -> None:
     path = tmp_path / "none.ini"
     assert refusal("train", path) == f"{path}: cannot be read; expected a configuration file"

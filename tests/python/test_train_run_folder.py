@@ -64,6 +64,12 @@ def test_greedy_figures_are_named(runs: Path) -> None:
 def test_eval_of_a_checkpoint_that_is_not_there(runs: Path) -> None:
     missing = runs / "sort" / "checkpoints" / "step-00000099.safetensors"
     assert str(missing) in refusal("eval", runs / "sort", "--checkpoint", missing, code=1)
+    assert refusal("eval", runs / "sort", "--checkpoint", "lst", code=1) == (
+        "--checkpoint: lst: no such file; expected newest, best, or a file")
+
+
+def test_inspect_takes_an_empty_text_for_no_other(runs: Path) -> None:
+    assert refusal("inspect", runs / "sort", "--text", "").startswith("--text is empty; leave it")
 
 
 @pytest.mark.parametrize("task", TASKS)
