@@ -74,6 +74,13 @@ void AtomicFile::commit() {
 }
 
 void write_atomically(const fs::path& path, std::string_view text) {
+  std::error_code ignored;
+  const fs::file_status there = fs::status(path, ignored);
+  if (fs::exists(there) && !fs::is_regular_file(there)) {
+    // A pipe or a device such as /dev/stdout is written to: a file in its place would be a loss.
+    OutputFile(path, O_WRONLY).write(text);
+    return;
+  }
   AtomicFile file(path);
   file.write(text.data(), text.size());
   file.commit();

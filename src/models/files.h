@@ -44,6 +44,7 @@ class AtomicFile {
   OutputFile file_;
 };
 
+// What is there and no file, such as a pipe, is written to instead.
 void write_atomically(const std::filesystem::path& path, std::string_view text);
 
 // A name beside path for what is to replace it.

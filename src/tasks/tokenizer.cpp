@@ -169,6 +169,9 @@ std::unique_ptr<Tokenizer> load_pieces(const Path& model) {
 }
 
 void train_pieces(const Corpus& corpus, int64_t vocab, const Path& model) {
+  if (std::filesystem::exists(model) && !std::filesystem::is_regular_file(model)) {
+    fail(model, 0, "is not a file; expected one, or a new name, for the tokenizer");
+  }
   Sentences sentences(thin_out(sample(corpus), static_cast<size_t>(vocab) * kBytesPerPiece));
   if (sentences.done()) throw Error(corpus.name + ": no text to train a tokenizer on");
   const std::unordered_map<std::string, std::string> options{

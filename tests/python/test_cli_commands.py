@@ -107,6 +107,8 @@ def test_tokenizer_train(tmp_path: Path) -> None:
     assert str(tmp_path / "none.txt") in refusal("tokenizer", "train", tmp_path / "none.txt",
                                                  "--out", model, code=1)
     assert refusal("tokenizer", "train", text) == "--out is required"
+    assert refusal("tokenizer", "train", text, "--out", tmp_path, code=1) == (
+        f"{tmp_path}: is not a file; expected one, or a new name, for the tokenizer")
 
 
 def test_a_full_disk_is_a_failure() -> None:

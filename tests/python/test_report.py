@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import re
 import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -281,6 +283,19 @@ def test_nothing_to_show(tmp_path: Path) -> None:
     expected = f"{tmp_path}: no run and no table of results that can be shown"
     assert refusal("report", tmp_path, "-o", page, code=1) == expected
     assert not page.exists()
+
+
+def test_a_pipe_is_written_to_and_stays(runs: Path, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = subprocess.Popen(["cat", pipe], stdout=subprocess.PIPE, text=True)
+    try:
+        output("report", runs / "sort" / "sinkhorn", "--samples", "0", "-o", pipe)
+        assert pipe.is_fifo() and list(tmp_path.iterdir()) == [pipe]
+        assert reader.communicate(timeout=60)[0].startswith("<!doctype html>")
+    finally:
+        reader.kill()  # it would wait for ever for a writer that does not come
+        reader.wait()
 
 
 def test_commands_that_cannot_be_meant(tmp_path: Path) -> None:
