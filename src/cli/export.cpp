@@ -52,7 +52,7 @@ Command add_export(CLI::App& program) {
       ->type_name("{float32,bf16,fp16}")
       ->capture_default_str();
   app->add_option("--checkpoint", options->checkpoint, "the best by validation, or the newest")
-      ->type_name("{best,last}")
+      ->type_name("{best,newest}")
       ->capture_default_str();
   app->add_flag("--force", options->request.force,
                 "write into a folder that holds other things; they stay");
@@ -63,12 +63,12 @@ Command add_export(CLI::App& program) {
       "  python -c 'import sinkhorn; model = sinkhorn.load_model(\"book\")'");
   auto overrides = add_export_key_options(*app);
   return {app, [options, overrides] {
-            if (options->checkpoint != "best" && options->checkpoint != "last") {
+            if (options->checkpoint != "best" && options->checkpoint != "newest") {
               throw UsageError("--checkpoint: \"" + options->checkpoint +
-                               "\" is not one of best, last");
+                               "\" is not one of best, newest");
             }
             train::ExportOptions& request = options->request;
-            request.checkpoint = options->checkpoint == "last" ? "newest" : "best";
+            request.checkpoint = options->checkpoint;
             request.config = read_run_config(options->run, *overrides);
             request.describe = write_export_config;
             return run_export(*options);

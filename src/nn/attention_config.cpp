@@ -18,20 +18,21 @@ void check_word(const char* option, const std::string& word,
   refuse(std::string(option) + " is '" + word + "'; it must be one of " + list);
 }
 
-void check_at_least(const char* option, int64_t value, int64_t least) {
-  if (value >= least) return;
-  refuse(std::string(option) + " is " + std::to_string(value) + "; it must be at least " +
-         std::to_string(least));
+void check_range(const char* option, int64_t value, int64_t least) {
+  constexpr int64_t kMost = int64_t{1} << 24;  // above any sequence, below where sizes overflow
+  if (value >= least && value <= kMost) return;
+  refuse(std::string(option) + " is " + std::to_string(value) + "; it must be at " +
+         (value < least ? "least " + std::to_string(least) : "most " + std::to_string(kMost)));
 }
 
 void check_numbers(const AttentionConfig& c) {
-  check_at_least("block", c.block, 1);
-  check_at_least("max_blocks", c.max_blocks, 0);
-  check_at_least("window", c.window, 0);
-  check_at_least("iterations", c.iterations, 0);
-  check_at_least("budget", c.budget, 1);
-  check_at_least("stride", c.stride, 1);
-  check_at_least("summary", c.summary, 1);
+  check_range("block", c.block, 1);
+  check_range("max_blocks", c.max_blocks, 0);
+  check_range("window", c.window, 0);
+  check_range("iterations", c.iterations, 0);
+  check_range("budget", c.budget, 1);
+  check_range("stride", c.stride, 1);
+  check_range("summary", c.summary, 1);
   if (!(c.temperature > 0)) refuse("temperature must be greater than 0");
   if (c.kind == "sparse" && c.summary > c.stride) {
     refuse("summary (" + std::to_string(c.summary) + ") cannot exceed stride (" +

@@ -106,11 +106,15 @@ class Run {
     place_.data = source->position();
     if (resume) {
       check_same_run(folder_.root(), config_text);
-      folder_.write_text("config.ini", config_text);
       if (const auto newest = folder_.newest()) {
         place_ = restore(*newest, stepper_, device_);
         source->seek(place_.data);
       }
+      if (place_.step > config.train.steps) {
+        throw UsageError(folder_.root().string() + ": has made " + std::to_string(place_.step) +
+                         " steps; train.steps is " + std::to_string(config.train.steps));
+      }
+      folder_.write_text("config.ini", config_text);
       folder_.rewind_log(place_.step);
     } else {
       write_description();

@@ -112,6 +112,10 @@ TEST(CheckAttention, NumbersOutOfRange) {
   constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
   const std::vector<Refused> cases = {
       {true, [](auto& c) { c.block = 0; }, "block is 0; it must be at least 1"},
+      {true, [](auto& c) { c.block = INT64_MAX; },
+       "block is 9223372036854775807; it must be at most 16777216"},
+      {true, [](auto& c) { c.window = 16777217; },
+       "window is 16777217; it must be at most 16777216"},
       {true, [](auto& c) { c.max_blocks = -1; }, "max_blocks is -1; it must be at least 0"},
       {true, [](auto& c) { c.window = -1; }, "window is -1; it must be at least 0"},
       {true, [](auto& c) { c.iterations = -1; }, "iterations is -1; it must be at least 0"},

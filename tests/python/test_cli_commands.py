@@ -15,7 +15,7 @@ DEFAULTS = {
               "--model.tied {true,false} true"],
     "eval": ["--split {valid,test} test", "--checkpoint TEXT newest"],
     "inspect": ["--checkpoint TEXT newest", "--example INT 0"],
-    "export": ["--dtype {float32,bf16,fp16} float32", "--checkpoint {best,last} best"],
+    "export": ["--dtype {float32,bf16,fp16} float32", "--checkpoint {best,newest} best"],
     "generate": ["--samples INT in 1 - 4096 1", "--top-p NUMBER 1", "--seed INT 1",
                  "--length-penalty NUMBER 0.6", "--checkpoint TEXT newest"],
     "reproduce": ["--scale {smoke,small,full} smoke", "runs a row, with seeds 1 to this", "--out DIR runs/reproduce",

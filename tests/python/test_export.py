@@ -90,7 +90,7 @@ def test_files_and_description(runs: Path) -> None:
 
 
 def test_last_checkpoint_and_an_export_of_an_export(runs: Path, tmp_path: Path) -> None:
-    said = json.loads(output("export", runs / "sort", tmp_path / "last", "--checkpoint", "last",
+    said = json.loads(output("export", runs / "sort", tmp_path / "last", "--checkpoint", "newest",
                              "--json"))
     assert said["step"] == config_of(tmp_path / "last")["step"] == 60
     assert evaluated(tmp_path / "last")["figures"] == figures(runs / "sort", "test")
@@ -212,7 +212,7 @@ def test_what_is_no_run(runs: Path, tmp_path: Path) -> None:
     half.mkdir()
     shutil.copy(runs / "sort" / "config.ini", half)
     assert export_refusal(half, out, code=1) == f"{half}: has no best checkpoint yet"
-    assert export_refusal(half, out, "--checkpoint", "last",
+    assert export_refusal(half, out, "--checkpoint", "newest",
                           code=1) == f"{half}: has no newest checkpoint yet"
     assert not out.exists()
 
@@ -221,7 +221,7 @@ def test_words_that_are_unknown(runs: Path, tmp_path: Path) -> None:
     assert export_refusal(runs / "sort", tmp_path / "out", "--dtype", "int8") == \
         '--dtype: "int8" is not one of float32, bf16, fp16'
     assert export_refusal(runs / "sort", tmp_path / "out", "--checkpoint", "worst") == \
-        '--checkpoint: "worst" is not one of best, last'
+        '--checkpoint: "worst" is not one of best, newest'
     assert not (tmp_path / "out").exists()
 
 

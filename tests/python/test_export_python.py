@@ -71,7 +71,7 @@ def test_a_language_model_in_python(tmp_path: Path, kind: str) -> None:
                         "task.cache": tmp_path / "cache", "task.length": length,
                         "model.layers": 2, "train.steps": 5} | KINDS[kind]
     train(tmp_path / "run", settings)
-    output("export", tmp_path / "run", tmp_path / "out", "--checkpoint", "last")
+    output("export", tmp_path / "run", tmp_path / "out", "--checkpoint", "newest")
     model = sinkhorn.load_model(tmp_path / "out")
     tokens = [1] + [byte + 3 for byte in line.encode()] + [2]
     rows = [tokens[i:i + length + 1] for i in range(0, len(tokens) - 1, length)]
@@ -85,7 +85,7 @@ def test_a_sequence_model_in_python(tmp_path: Path) -> None:
     # One symbol and lists of one: the test split is the same list over and over.
     train(tmp_path / "run", sort_task(**{"task.sort_symbols": 1, "task.sort_test_max": 1,
                                          "model.layers": 2, "train.steps": 3}))
-    output("export", tmp_path / "run", tmp_path / "out", "--checkpoint", "last")
+    output("export", tmp_path / "run", tmp_path / "out", "--checkpoint", "newest")
     model = sinkhorn.load_model(tmp_path / "out")
     ids = torch.tensor([[3, 2]])
     loss = F.cross_entropy(model(ids, ids)[0], ids[0]).item()

@@ -380,7 +380,7 @@ def test_other_machines_are_let_in_by_choice_alone(text_run: Path) -> None:
 
 
 def test_an_export_is_served(text_run: Path, server: Server, tmp_path: Path) -> None:
-    assert run("export", text_run, tmp_path / "text", "--checkpoint", "last").returncode == 0
+    assert run("export", text_run, tmp_path / "text", "--checkpoint", "newest").returncode == 0
     started = Server(tmp_path / "text", "--precision", "float32")
     try:
         words = {"prompt": "one two ", "temperature": 0, "max_tokens": 12}

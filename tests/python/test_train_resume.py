@@ -96,6 +96,10 @@ def test_a_signal_saves_and_exits(tmp_path: Path, how: signal.Signals) -> None:
     assert step >= 5
     check_checkpoint(saved)
     assert log_lines(tmp_path / "run")[-1]["step"] == step
+    config = (tmp_path / "run" / "config.ini").read_text()
+    assert f"has made {step} steps; train.steps is 2" in failed(
+        tmp_path / "run", settings | {"train.steps": 2}, "--resume", code=2)
+    assert (tmp_path / "run" / "config.ini").read_text() == config
     said = train(tmp_path / "run", settings | {"train.steps": step + 1}, "--resume")
     assert f"step {step} of {step + 1}, resumed" in said
 
