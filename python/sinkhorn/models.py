@@ -23,7 +23,8 @@ _BEGIN = 1
 
 def load_model(folder: Union[str, os.PathLike[str], Export], verify: bool = True) -> "Model":
     """The model of an exported folder, in evaluation mode. On the CPU its parameters are the mapped
-    file itself. ``verify``: see ``load_export``. Raises ValueError with the file's name where the two files do not fit together."""
+    file itself. ``verify``: see ``load_export``. Raises ValueError with the file's name where the two
+    files do not fit together."""
     export = folder if isinstance(folder, Export) else load_export(folder, verify)
     kinds = {"language_model": LanguageModel, "seq2seq": Seq2Seq, "classifier": Classifier}
     try:
