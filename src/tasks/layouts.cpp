@@ -202,13 +202,18 @@ std::optional<Split> named_split(const std::string& name) {
   return std::nullopt;
 }
 
+int64_t total_bytes(const std::vector<Source>& files) {
+  int64_t total = 0;
+  for (const Source& source : files) total += static_cast<int64_t>(fs::file_size(source.file));
+  return total;
+}
+
 // Training is what comes before the last tenth of all bytes, validation the next twentieth, test
 // the last: neighbours in the text stay on one side.
 void split_by_bytes(Corpus& corpus, const Path& data) {
   const std::vector<Source> files = std::move(corpus.sources[0]);
   corpus.sources[0].clear();
-  int64_t total = 0;
-  for (const Source& source : files) total += static_cast<int64_t>(fs::file_size(source.file));
+  const int64_t total = total_bytes(files);
   if (total < 20) {
     fail(data, 0,
          "holds " + std::to_string(total) + " bytes, too few to set validation and test aside; " +
@@ -233,9 +238,7 @@ void split_by_bytes(Corpus& corpus, const Path& data) {
 // may be small, and stay whole then.
 void choose_runs(Corpus& corpus) {
   int64_t total = 0;
-  for (const auto& split : corpus.sources) {
-    for (const Source& source : split) total += static_cast<int64_t>(fs::file_size(source.file));
-  }
+  for (const auto& split : corpus.sources) total += total_bytes(split);
   for (auto& split : corpus.sources) {
     for (Source& source : split) {
       source.run = std::clamp<int64_t>(total / 200, 64, Source::kLongestRun);
