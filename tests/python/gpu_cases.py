@@ -64,6 +64,8 @@ SOME = [  # for what need not be asked of every case
     Attention("strict", "concat", 1, "none", B=2, H=2, L=320, block=64, D=64),
     Attention("strict", "concat", 1, "none", False, 2, 2, 330, 64, 64),
     Attention("strict", "concat", 0, "none", B=2, H=2, L=512, block=128, D=64),
+    Attention("strict", "concat", 0, "none", B=2, H=2, L=320, block=64, D=128),
+    Attention("inclusive", "concat", 0, "none", B=2, H=2, L=144, block=16, D=72),
     Sortcut(2, "none", B=2, H=2, Lq=300, L=512, block=64, D=64),
     Sortcut(2, "right", B=2, H=2, Lq=300, L=500, block=32, D=64),
     Sortcut(3, "none", B=1, H=2, Lq=700, L=1000, block=64, D=128),

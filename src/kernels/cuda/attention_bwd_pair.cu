@@ -8,7 +8,7 @@ namespace {
 
 template <class E, int kHalves>
 void launch_pair(const AttentionCall& call, Stream stream) {
-  using Shape = PairShape<kHalves>;
+  using Shape = PairShape<E, kHalves>;
   const int across = (call.length + Shape::kTokens - 1) / Shape::kTokens;
   const int tiles = across * call.heads * call.batch;
   const dim3 grid(std::min(tiles, Shape::kCtas * multiprocessors()));
@@ -20,12 +20,11 @@ void launch_pair(const AttentionCall& call, Stream stream) {
 
 void launch_attention_bwd_pair(const AttentionCall& call, Stream stream) {
   for_engine(call, [&]<class E>() {
-    if constexpr (!E::kWarpsAlone && E::kWidth == 64) {
-      if (call.block > kTile) {
-        launch_pair<E, 2>(call, stream);
-      } else {
-        launch_pair<E, 1>(call, stream);
+    if constexpr (!E::kWarpsAlone) {
+      if constexpr (E::kWidth == 64) {
+        if (call.block > kTile) return launch_pair<E, 2>(call, stream);
       }
+      launch_pair<E, 1>(call, stream);
     }
   });
 }

@@ -1,5 +1,5 @@
-// Backward as in attention_bwd_together.cuh for the common case on Hopper: D <= 64, blocks that
-// fill tiles of 64 or are 128 long, a sort, no window, no mask, no dropout.
+// Backward as in attention_bwd_together.cuh for the common case on Hopper: blocks that fill tiles
+// of 64, D <= 128, or are 128 long, D <= 64; a sort, no window, no mask, no dropout.
 //
 // A CTA takes kHalves * 64 tokens: one half where blocks fill tiles of 64, two for blocks of 128.
 // Each group of four warps has 64 keys of one list, those sorted into the tokens' place or their
@@ -10,8 +10,9 @@
 // registers to memory: no tile has to be free for them.
 //
 // A CTA goes from tile to tile, the next one's loads under way while it works: backward is bound by
-// memory, and never waits for it. A thread has 128 registers; two CTAs of one half or one of two
-// share a multiprocessor, and either way 96 KB are under way on it.
+// memory, and never waits for it. At D <= 64 a thread has 128 registers, and two CTAs of one half
+// or one of two share a multiprocessor; at D <= 128, whose tiles and gradients are twice as large,
+// one CTA of one half has it alone. Either way 96 KB are under way on it.
 #pragma once
 
 #include "kernels/cuda/attention_bwd_pair_memory.cuh"
@@ -77,10 +78,10 @@ __device__ __forceinline__ void turn_pair(float (&s)[8][4], float (&dp)[8][4], c
 }
 
 template <class E, int kHalves>
-__global__ void __launch_bounds__(PairShape<kHalves>::kAllThreads, PairShape<kHalves>::kCtas)
+__global__ void __launch_bounds__(PairShape<E, kHalves>::kAllThreads, PairShape<E, kHalves>::kCtas)
     attention_bwd_pair_kernel(const __grid_constant__ AttentionCall p, const int tiles) {
   using T = typename E::T;
-  using Shape = PairShape<kHalves>;
+  using Shape = PairShape<E, kHalves>;
   using Tiles = PairTiles<E, kHalves>;
   extern __shared__ __align__(1024) unsigned char shared[];
   T* const all_tiles = reinterpret_cast<T*>(shared);
@@ -149,7 +150,7 @@ __global__ void __launch_bounds__(PairShape<kHalves>::kAllThreads, PairShape<kHa
     __syncthreads();  // dS' of all groups is there
     load_ahead(tile + gridDim.x);
     {
-      float dk[8][4] = {};
+      float dk[E::kWidth / 8][4] = {};
       E::settle(dk);
       E::begin();
 #pragma unroll
@@ -161,7 +162,7 @@ __global__ void __launch_bounds__(PairShape<kHalves>::kAllThreads, PairShape<kHa
                          p.width, row, lane);
     }
     if (group < kHalves) {
-      float dq[8][4] = {};
+      float dq[E::kWidth / 8][4] = {};
       E::settle(dq);
       E::begin();
 #pragma unroll
@@ -174,12 +175,12 @@ __global__ void __launch_bounds__(PairShape<kHalves>::kAllThreads, PairShape<kHa
                               at.first + group * kTile, p.length};
       store_pair_rows<T>(dq, p.scale, to, p.width, row, lane);
     }
-    float dv[8][4] = {};
+    float dv[E::kWidth / 8][4] = {};
     E::settle(dv);
     E::begin();
 #pragma unroll
     for (int i = 0; i < kHalves; ++i) {
-      E::template gather<64>(dv, share[i], own.grad(i), 0, lane);
+      E::template gather<E::kWidth>(dv, share[i], own.grad(i), 0, lane);
     }
     E::end();
     E::settle(dv);

@@ -8,13 +8,14 @@ namespace sinkhorn::cuda {
 
 constexpr int kPairStages = 2;
 
-template <int kHalves>
+// Of D <= 64 and one or two halves, or of D <= 128 and one.
+template <class E, int kHalves>
 struct PairShape {
-  static_assert(kHalves == 1 || kHalves == 2);
+  static_assert((kHalves == 1 || kHalves == 2) && kHalves * E::kWidth <= 128);
   static constexpr int kTokens = kHalves * kTile;
   static constexpr int kGroups = 2 * kHalves;  // lists x halves of the keys
   static constexpr int kAllThreads = kGroups * kThreads;
-  static constexpr int kCtas = 2 / kHalves;                      // of a multiprocessor
+  static constexpr int kCtas = 128 / (kHalves * E::kWidth);      // of a multiprocessor
   static constexpr int kStageTiles = 2 * kHalves + 2 * kGroups;  // q, dO; keys, values
   static constexpr int kScoreTiles = (kHalves - 1) * kGroups;    // dS' of all halves but the last
   static constexpr int kTiles = kPairStages * kStageTiles + kScoreTiles;
@@ -23,12 +24,12 @@ struct PairShape {
 // What is known of a CTA's queries, as in QueryFacts.
 template <int kHalves>
 struct PairFacts {
-  float log_sum[PairShape<kHalves>::kTokens], delta[PairShape<kHalves>::kTokens];
+  float log_sum[kHalves * kTile], delta[kHalves * kTile];
 };
 
 template <class E, int kHalves>
 constexpr int attention_bwd_pair_shared() {
-  return PairShape<kHalves>::kTiles * E::kElements * 2 +
+  return PairShape<E, kHalves>::kTiles * E::kElements * 2 +
          static_cast<int>(sizeof(PairFacts<kHalves>));
 }
 
@@ -36,7 +37,7 @@ constexpr int attention_bwd_pair_shared() {
 template <class E, int kHalves>
 struct PairTiles {
   using T = typename E::T;
-  using Shape = PairShape<kHalves>;
+  using Shape = PairShape<E, kHalves>;
   T *stage, *scores;
 
   __device__ __forceinline__ PairTiles(T* tiles, int number)
@@ -61,10 +62,10 @@ __device__ __forceinline__ void load_pair(const AttentionCall& p, const TilePlac
   const T* const grad = head_of<const T>(p.grad_out, {}, at.batch, at.head);
 #pragma unroll
   for (int i = 0; i < kHalves; ++i) {
-    load_rows<E, PairShape<kHalves>::kAllThreads>(to.query(i), query, p.query.token,
-                                                  at.first + i * kTile, p.length, p.width, nullptr);
-    load_rows<E, PairShape<kHalves>::kAllThreads>(to.grad(i), grad, p.grad_out.token,
-                                                  at.first + i * kTile, p.length, p.width, nullptr);
+    load_rows<E, PairShape<E, kHalves>::kAllThreads>(
+        to.query(i), query, p.query.token, at.first + i * kTile, p.length, p.width, nullptr);
+    load_rows<E, PairShape<E, kHalves>::kAllThreads>(
+        to.grad(i), grad, p.grad_out.token, at.first + i * kTile, p.length, p.width, nullptr);
   }
   const bool is_sorted = group < kHalves;
   const int first = at.first + group % kHalves * kTile;
@@ -80,27 +81,29 @@ __device__ __forceinline__ void load_pair(const AttentionCall& p, const TilePlac
                nullptr, thread);
 }
 
-// A thread's share of what delta and the softmax need of a tile: two pieces of O, one query's
-// statistics.
+// A thread's share of what delta and the softmax need of a tile: two pieces of O, or four where D >
+// 64, and one query's statistics.
 template <class E, int kHalves>
 struct PairAhead {
   using T = typename E::T;
-  static constexpr int kPieces = 8, kApart = PairShape<kHalves>::kAllThreads / kPieces;
-  uint4 out[2] = {};
+  using Shape = PairShape<E, kHalves>;
+  static constexpr int kPieces = E::kWidth / 8, kApart = Shape::kAllThreads / kPieces;
+  static constexpr int kShare = Shape::kTokens / kApart;
+  uint4 out[kShare] = {};
   float largest = 0.0f, sum = 0.0f;
 
   __device__ __forceinline__ void load(const AttentionCall& p, const TilePlace& at) {
     const T* const rows = head_of<const T>(p.out, {}, at.batch, at.head);
     const int piece = threadIdx.x % kPieces * 8;
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
+    for (int i = 0; i < kShare; ++i) {
       const int t = at.first + threadIdx.x / kPieces + i * kApart;
       out[i] = t < p.length && piece < p.width
                    ? *reinterpret_cast<const uint4*>(rows + t * p.out.token + piece)
                    : make_uint4(0, 0, 0, 0);
     }
     const int t = at.first + threadIdx.x;
-    if (threadIdx.x < PairShape<kHalves>::kTokens && t < p.length) {
+    if (threadIdx.x < Shape::kTokens && t < p.length) {
       const float* const stats = p.stats + at.flat_head(p) * 2 * p.queries;
       largest = stats[t];
       sum = stats[p.queries + t];
@@ -108,17 +111,18 @@ struct PairAhead {
       sum = 0.0f;
     }
   }
-  // delta = dO.O, eight threads a row.
+  // delta = dO.O, eight threads a row, or sixteen.
   __device__ __forceinline__ void spread(PairFacts<kHalves>& facts, const T* grad) const {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
+    for (int i = 0; i < kShare; ++i) {
       const int r = threadIdx.x / kPieces + i * kApart;  // tiles of dO lie one behind the other
       const uint4 change = *reinterpret_cast<const uint4*>(
           grad + r / kTile * E::kElements + E::at(r % kTile, threadIdx.x % kPieces * 8));
-      const float total = delta_of<T>(out[i], change);
+      float total = delta_of<T>(out[i], change);
+      if constexpr (kPieces == 16) total += __shfl_xor_sync(0xFFFFFFFFu, total, 8);
       if (threadIdx.x % kPieces == 0) facts.delta[r] = total;
     }
-    if (threadIdx.x < PairShape<kHalves>::kTokens) {
+    if (threadIdx.x < Shape::kTokens) {
       facts.log_sum[threadIdx.x] = log_sum_of(largest, sum);
     }
   }
@@ -155,8 +159,8 @@ struct PairRows {
 
 // 16 rows of a warp's gradient to memory; the four lanes of a row exchange what they hold of it, so
 // that each writes 16 bytes at a time.
-template <class T>
-__device__ __forceinline__ void store_pair_rows(const float (&x)[8][4], float factor,
+template <class T, int kTiles>
+__device__ __forceinline__ void store_pair_rows(const float (&x)[kTiles][4], float factor,
                                                 const PairRows<T>& to, int width, int row,
                                                 int lane) {
 #pragma unroll
@@ -164,15 +168,15 @@ __device__ __forceinline__ void store_pair_rows(const float (&x)[8][4], float fa
     const int r = row + lane / 4 + 8 * low;
     T* const at = to.rows + (to.first + r) * to.stride;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
+    for (int part = 0; part < kTiles / 4; ++part) {
       uint32_t a[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const float(&from)[4] = x[half * 4 + i];
+        const float(&from)[4] = x[part * 4 + i];
         a[i] = pack<T>(from[2 * low] * factor, from[2 * low + 1] * factor);
       }
       transpose_quad(a, lane);
-      const int c = half * 32 + lane % 4 * 8;
+      const int c = part * 32 + lane % 4 * 8;
       if (to.first + r < to.limit && c < width) store_piece(at + c, a);
     }
   }

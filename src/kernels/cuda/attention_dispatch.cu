@@ -9,7 +9,7 @@
 //   attention_fwd             everything else                             64 queries         120
 // Backward
 //   attention_bwd_cut         sortcut, rows * b <= 128                    64 queries         117
-//   attention_bwd_pair        a sort, no window, 64 % b == 0              64 tokens          208
+//   attention_bwd_pair        a sort, no window, 64 % b == 0, D <= 128    64 tokens          208
 //                             a sort, no window, b = 128                  128 tokens         268
 //   attention_bwd_together    no window, 64 % b == 0 or b = 128           64, 128 tokens   -, 495
 //   attention_bwd_walk        a window within the tile before, causal,    a run of 64s       164
@@ -19,11 +19,12 @@
 //
 // Measured: on the H200, bf16, 65,536 tokens of 8 heads, D = 64, at f665537; what these replaced
 // (attention_fwd at a sort, `together`, the general ones at a window of 1) at 82822a9. `cut`,
-// `plain`, `pair` and `walk` are Hopper's, for D in (32, 64], half types, without masks, weights or
-// dropout: the common cases (with a sort at b = 64 they move 3.8 TB/s of 4.1). `together` is for D
-// <= 64 in half types. The rest is instantiated for widths 32, 64, 128 and 256 (for_engine), and
-// for float32 to 128 (for_float_engine). Key tiles are 64 positions throughout: with 128, D = 64 in
-// backward takes more registers than two CTAs have.
+// `plain`, `pair` and `walk` are Hopper's, for D in (32, 64], `pair` where said so to 128, half
+// types, without masks, weights or dropout: the common cases (with a sort at b = 64 they move 3.8
+// TB/s of 4.1). `pair` above 64 has not been measured. `together` is for D <= 64 in half types. The
+// rest is instantiated for widths 32, 64, 128 and 256 (for_engine), and for float32 to 128
+// (for_float_engine). Key tiles are 64 positions throughout: with 128, D = 64 in backward takes
+// more registers than two CTAs have.
 #include "kernels/cuda/attention_cut.cuh"
 #include "kernels/cuda/sort.h"
 
@@ -34,9 +35,9 @@ bool is_half(const AttentionCall& call) {
   return call.type == Type::kBFloat16 || call.type == Type::kFloat16;
 }
 
-// What the kernels for the common cases ask of any call.
-bool is_common(const AttentionCall& call) {
-  return is_half(call) && call.width > 32 && call.width <= 64 && call.real == nullptr &&
+// What the kernels for the common cases ask of any call; most of them go no further than D = 64.
+bool is_common(const AttentionCall& call, int widest = 64) {
+  return is_half(call) && call.width > 32 && call.width <= widest && call.real == nullptr &&
          call.weight == nullptr && call.dropout.probability == 0.0 &&
          call.sequences.start == nullptr && call.sequences.length == nullptr && on_hopper();
 }
@@ -50,12 +51,16 @@ bool takes_cut(const AttentionCall& call) {
   return call.sortcut && int64_t{call.rows} * call.block <= kCutPositions && is_common(call);
 }
 // No window; a block is a tile, two tiles or a part of one.
-bool takes_together(const AttentionCall& call) {
-  return !call.sortcut && is_half(call) && call.width <= 64 && call.window == 0 &&
-         (fills_tiles(call) || call.block == 2 * kTile) && has_one_softmax(call);
+bool sees_whole_tiles(const AttentionCall& call) {
+  return !call.sortcut && call.window == 0 && has_one_softmax(call) &&
+         (fills_tiles(call) || call.block == 2 * kTile);
 }
+bool takes_together(const AttentionCall& call) {
+  return sees_whole_tiles(call) && is_half(call) && call.width <= 64;
+}
+// Two tiles a block leave no room for rows of more than 64 numbers.
 bool takes_pair(const AttentionCall& call) {
-  return takes_together(call) && call.rows > 0 && is_common(call);
+  return sees_whole_tiles(call) && call.rows > 0 && is_common(call, fills_tiles(call) ? 128 : 64);
 }
 bool takes_walk(const AttentionCall& call) {
   return !call.sortcut && call.causal != Causal::kNone && fills_tiles(call) && call.window > 0 &&
@@ -88,7 +93,9 @@ bool covers_attention(const AttentionCall& call) {
 void launch_attention_fwd(const AttentionCall& call, Stream stream) {
   if (call.type == Type::kFloat32) return launch_attention_fwd_float(call, stream);
   if (takes_cut(call)) return launch_attention_fwd_cut(call, stream);
-  if (takes_pair(call) || takes_walk(call)) return launch_attention_fwd_plain(call, stream);
+  if ((takes_pair(call) && call.width <= 64) || takes_walk(call)) {
+    return launch_attention_fwd_plain(call, stream);
+  }
   launch_attention_fwd_general(call, stream);
 }
 
@@ -100,7 +107,7 @@ int sortcut_splits(const AttentionCall& call) {
 
 bool keeps_delta(const AttentionCall& call) {
   return call.type == Type::kFloat32 ||
-         !(takes_cut(call) || takes_together(call) || takes_walk(call));
+         !(takes_cut(call) || takes_pair(call) || takes_together(call) || takes_walk(call));
 }
 
 void launch_attention_bwd(const AttentionCall& call, Stream stream) {
