@@ -5,145 +5,231 @@
 //   dz_v   = (softmax(z)_v - (1 - e) [v = t] - e / V) / n
 //   logits, dlogits [rows, V] T; everything else float32
 //
-// A block takes a row. It reads it once with a running maximum and sum, and a second time, out of
-// the cache, to write the gradient: forward alone would have to be followed by a backward that
-// reads all logits again. Backward then only multiplies by the gradient of the mean, which is 1
-// where the mean is what training minimises. The logits are left as they are.
+// A row belongs to a warp, a small or a large block, by its length, and is copied once into shared
+// memory, all of it at a time: a second pass over the copy writes the gradient, for which forward
+// alone would have to be followed by a backward that reads all logits again. Only rows too long for
+// that are read twice. Backward then only multiplies by the gradient of the mean, which is 1 where
+// the mean is what training minimises. The logits are left as they are.
+//
+// At 32,000 labels three blocks share a multiprocessor: one loads while another computes. A label
+// takes two exponentials, 4,000 cycles a row, where memory takes 7,000; so the rest is kept short.
 #pragma once
 
 #include <limits>
 
 #include "kernels/cuda/cross_entropy.h"
 #include "kernels/cuda/lanes.cuh"
+#include "kernels/cuda/tile.cuh"
 
 namespace sinkhorn::cuda {
 
-constexpr int kCrossEntropyThreads = 512;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// The fast exponential is within 2 ulp of float32 near 0 and 1e-6 at -20: enough for half types.
+// The fast exponential is within 2 ulp of float32 near 0 and 2e-6 at -20: enough for half types.
 template <class T>
 __device__ __forceinline__ float exp_of(float x) {
-  return __expf(x);
+  constexpr float kLog2E = 1.44269504f;
+  return power_of_2(x * kLog2E);
 }
 template <>
 __device__ __forceinline__ float exp_of<float>(float x) {
   return expf(x);
 }
 
-// Sum of exp(z - base) with base the largest z, 0 where that is -inf; and the sum of z.
-struct RowSums {
-  float largest, sum, total;
-
-  __device__ __forceinline__ float base() const { return largest == -kInfinity ? 0.0f : largest; }
-};
-
-template <class T>
-__device__ __forceinline__ void merge(RowSums& a, const RowSums& b) {
-  RowSums both;
-  both.largest = fmaxf(a.largest, b.largest);
-  both.sum =
-      a.sum * exp_of<T>(a.largest - both.base()) + b.sum * exp_of<T>(b.largest - both.base());
-  both.total = a.total + b.total;
-  a = both;
-}
-
-// Over the block, in a fixed order; every thread gets the result.
-template <class T>
-__device__ __forceinline__ RowSums merge_block(RowSums mine) {
-  __shared__ RowSums shared[kCrossEntropyThreads / 32];
+// What kLanes threads, a warp or a block, have between them, in a fixed order; all get the same
+// bits. parts [kLanes / 32]: shared memory that nothing else uses.
+template <int kLanes, class F>
+__device__ __forceinline__ float combine(float x, float* parts, const F& both) {
 #pragma unroll
   for (int distance = 16; distance > 0; distance /= 2) {
-    RowSums other;
-    other.largest = __shfl_down_sync(0xFFFFFFFFu, mine.largest, distance);
-    other.sum = __shfl_down_sync(0xFFFFFFFFu, mine.sum, distance);
-    other.total = __shfl_down_sync(0xFFFFFFFFu, mine.total, distance);
-    merge<T>(mine, other);  // of use in the lower lanes alone
+    x = both(x, __shfl_xor_sync(0xFFFFFFFFu, x, distance));
   }
-  if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = mine;
-  __syncthreads();
-  RowSums all = shared[0];
-  for (unsigned w = 1; w < blockDim.x / 32; ++w) merge<T>(all, shared[w]);
-  return all;
+  if constexpr (kLanes > 32) {
+    constexpr int kWarps = kLanes / 32;
+    static_assert((kWarps & (kWarps - 1)) == 0 && kWarps <= 32);
+    if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = x;
+    __syncthreads();
+    x = parts[threadIdx.x % kWarps];
+#pragma unroll
+    for (int distance = kWarps / 2; distance > 0; distance /= 2) {
+      x = both(x, __shfl_xor_sync(0xFFFFFFFFu, x, distance));
+    }
+  }
+  return x;
 }
 
-// kPack: logits a thread takes at a time, 16 bytes where rows begin at multiples of that, or 1.
-template <class T, int kPack>
-__global__ void __launch_bounds__(kCrossEntropyThreads)
+struct Larger {
+  __device__ __forceinline__ float operator()(float a, float b) const { return fmaxf(a, b); }
+};
+struct Plus {
+  __device__ __forceinline__ float operator()(float a, float b) const { return a + b; }
+};
+
+// Sum of exp(z - base) with base the largest z, 0 where that is -inf; and the sum of z.
+struct RowSums {
+  float largest = -kInfinity, sum = 0.0f, total = 0.0f;
+
+  __device__ __forceinline__ float base() const { return largest == -kInfinity ? 0.0f : largest; }
+
+  template <class T, int kCount>
+  __device__ __forceinline__ void add(const float (&z)[kCount]) {
+    const float before = largest;
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) largest = fmaxf(largest, z[k]);
+    float more = 0.0f;
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) {
+      more += exp_of<T>(z[k] - base());
+      total += z[k];
+    }
+    sum = sum * exp_of<T>(before - base()) + more;
+  }
+
+  // With those of the row's other threads.
+  template <class T, int kLanes>
+  __device__ __forceinline__ RowSums of_row() const {
+    __shared__ float parts[3][kLanes / 32];
+    RowSums all;
+    all.largest = combine<kLanes>(largest, parts[0], Larger());
+    all.sum = combine<kLanes>(sum * exp_of<T>(largest - all.base()), parts[1], Plus());
+    all.total = combine<kLanes>(total, parts[2], Plus());
+    return all;
+  }
+};
+
+// dz_v = exp(z_v - base) scale - even, less `wanted` at the target.
+struct RowGradient {
+  float base, scale, even, wanted;
+  int target;  // -1: none of the labels
+
+  // Of the labels from `label` on, in place.
+  template <class T, int kCount>
+  __device__ __forceinline__ void apply(int label, float (&z)[kCount]) const {
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) z[k] = exp_of<T>(z[k] - base) * scale - even;
+    const int at = target - label;
+    if (at < 0 || at >= kCount) return;
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) z[k] -= k == at ? wanted : 0.0f;
+  }
+};
+
+// How a row lies in memory: packs of 16 bytes and, where it begins or ends inside one, up to
+// 2 (kPack - 1) single labels, which the first threads take one each.
+template <class T>
+struct RowLayout {
+  static constexpr int kPack = 16 / sizeof(T);
+  int head, packs, singles;  // head: singles before the packs
+
+  __device__ __forceinline__ RowLayout(const T* row, int labels) {
+    const int inside = static_cast<int>(reinterpret_cast<uintptr_t>(row) / sizeof(T) % kPack);
+    head = min(labels, (kPack - inside) % kPack);
+    packs = (labels - head) / kPack;
+    singles = labels - packs * kPack;
+  }
+  // The first label of a pack, and that of a thread < singles.
+  __device__ __forceinline__ int pack(int i) const { return head + i * kPack; }
+  __device__ __forceinline__ int single(int thread) const {
+    return thread < head ? thread : thread + packs * kPack;
+  }
+};
+
+template <class T, int kLanes>
+__device__ __forceinline__ void clear_row(const RowLayout<T>& layout, int lane, T* grad) {
+  const float zeros[RowLayout<T>::kPack] = {}, zero[1] = {};
+  for (int i = lane; i < layout.packs; i += kLanes) store_pack(grad + layout.pack(i), zeros);
+  if (lane < layout.singles) store_pack(grad + layout.single(lane), zero);
+}
+
+// Copies the row's packs into this row's part of shared memory, which has room for `room`, in the
+// background. A thread copies what it will read, so that waiting for its own copies is enough.
+template <int kLanes>
+__device__ __forceinline__ const uint4* start_copy(const uint4* packs, int count, int room) {
+  extern __shared__ uint4 held[];
+  uint4* copy = held + threadIdx.x / kLanes * room;
+  for (int i = static_cast<int>(threadIdx.x) % kLanes; i < count; i += kLanes) {
+    copy_async(copy + i, packs + i, true);
+  }
+  commit_copies();
+  return copy;
+}
+
+constexpr int kFewLanes = 128;
+// Threads of a block, for kLanes threads to a row: rows of a warp share one.
+template <int kLanes>
+constexpr int kCrossEntropyThreads = kLanes < kFewLanes ? kFewLanes : kLanes;
+
+// kHeld: rows lie in shared memory, [rows of the block, V / kPack] packs.
+template <class T, int kLanes, bool kHeld>
+__global__ void __launch_bounds__(kCrossEntropyThreads<kLanes>, 1536 / kCrossEntropyThreads<kLanes>)
     cross_entropy_fwd_kernel(const __grid_constant__ CrossEntropyParams p) {
-  const int64_t row = blockIdx.x, target = p.targets[row];
-  const int labels = static_cast<int>(p.labels), step = static_cast<int>(blockDim.x) * kPack;
-  const int first = static_cast<int>(threadIdx.x) * kPack;
+  constexpr int kPack = RowLayout<T>::kPack, kRows = kCrossEntropyThreads<kLanes> / kLanes;
+  const int lane = static_cast<int>(threadIdx.x) % kLanes;
+  const int64_t row = int64_t{blockIdx.x} * kRows + threadIdx.x / kLanes;
+  if (row >= p.rows) return;  // whole warps, and with a block to a row never: the grid is exact
+  const int64_t target = p.targets[row];
+  const int labels = static_cast<int>(p.labels);
   const T* logits = static_cast<const T*>(p.logits) + row * p.labels;
   T* grad = p.grad_logits == nullptr ? nullptr : static_cast<T*>(p.grad_logits) + row * p.labels;
-  if (target == p.ignored) {  // the same for the whole block
-    if (threadIdx.x == 0) p.losses[row] = 0.0f;
-    const float zeros[kPack] = {};
-    for (int v = first; grad != nullptr && v < labels; v += step) {
-      store_pack<kPack>(grad + v, zeros);
-    }
+  const RowLayout<T> layout(logits, labels);
+  if (target == p.ignored) {  // the same for all threads of the row
+    if (lane == 0) p.losses[row] = 0.0f;
+    if (grad != nullptr) clear_row<T, kLanes>(layout, lane, grad);
     return;
   }
 
-  RowSums mine{-kInfinity, 0.0f, 0.0f};
+  const uint4* packs = reinterpret_cast<const uint4*>(logits + layout.head);
+  if constexpr (kHeld) packs = start_copy<kLanes>(packs, layout.packs, labels / kPack);
+  // What is needed later is asked for now. A target that is no label is not read: the loss says so.
+  const bool known = target >= 0 && target < p.labels;
+  const float right = lane == 0 && known ? static_cast<float>(logits[target])
+                                         : std::numeric_limits<float>::quiet_NaN();
+  const float share = 1.0f / *p.count;
+  float single[1] = {};
+  if (lane < layout.singles) load_pack(logits + layout.single(lane), single);
+  if constexpr (kHeld) wait_copies<0>();
+
+  RowSums mine;
 #pragma unroll 2
-  for (int v = first; v < labels; v += step) {
+  for (int i = lane; i < layout.packs; i += kLanes) {
     float z[kPack];
-    load_pack<kPack>(logits + v, z);
-    RowSums next;
-    next.largest = mine.largest;
-#pragma unroll
-    for (int k = 0; k < kPack; ++k) next.largest = fmaxf(next.largest, z[k]);
-    next.sum = mine.sum * exp_of<T>(mine.largest - next.base());
-    next.total = mine.total;
-#pragma unroll
-    for (int k = 0; k < kPack; ++k) {
-      next.sum += exp_of<T>(z[k] - next.base());
-      next.total += z[k];
-    }
-    mine = next;
+    widen<kPack, T>(packs[i], z);
+    mine.add<T>(z);
   }
-  const RowSums all = merge_block<T>(mine);
+  if (lane < layout.singles) mine.add<T>(single);
+  const RowSums all = mine.of_row<T, kLanes>();
   const float even = p.smoothing / static_cast<float>(labels);
-  if (threadIdx.x == 0) {
-    // A target that is no label is not read: the loss says so.
-    const bool known = target >= 0 && target < p.labels;
-    const float right =
-        known ? static_cast<float>(logits[target]) : std::numeric_limits<float>::quiet_NaN();
+  if (lane == 0) {
     const float spread = p.smoothing > 0.0f ? even * all.total : 0.0f;
     p.losses[row] = (all.base() - (1.0f - p.smoothing) * right) + logf(all.sum) - spread;
   }
   if (grad == nullptr) return;
-  const float share = 1.0f / *p.count, over = 1.0f / all.sum;
-  for (int v = first; v < labels; v += step) {
+  const RowGradient gradient{all.base(), share / all.sum, even * share,
+                             (1.0f - p.smoothing) * share, known ? static_cast<int>(target) : -1};
+#pragma unroll 2
+  for (int i = lane; i < layout.packs; i += kLanes) {
     float z[kPack];
-    load_pack<kPack>(logits + v, z);
-#pragma unroll
-    for (int k = 0; k < kPack; ++k) {
-      const float wanted = v + k == target ? 1.0f - p.smoothing : 0.0f;
-      z[k] = (exp_of<T>(z[k] - all.base()) * over - even - wanted) * share;
-    }
-    store_pack<kPack>(grad + v, z);
+    widen<kPack, T>(packs[i], z);
+    gradient.apply<T>(layout.pack(i), z);
+    store_pack(grad + layout.pack(i), z);
+  }
+  if (lane < layout.singles) {
+    gradient.apply<T>(layout.single(lane), single);
+    store_pack(grad + layout.single(lane), single);
   }
 }
 
-// The sum over a block of 1,024, in a fixed order; thread 0 gets it.
+// The sum over a block of 1,024; once a kernel.
 __device__ __forceinline__ float block_sum(float x) {
-  __shared__ float sums[32];
-  x = warp_sum(x);
-  if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = x;
-  __syncthreads();
-  float total = 0.0f;
-#pragma unroll
-  for (int w = 0; w < 32; ++w) total += sums[w];
-  return total;
+  __shared__ float parts[32];
+  return combine<1024>(x, parts, Plus());
 }
 
 // How many rows count; one block of 1,024.
 static __global__ void __launch_bounds__(1024)
     target_count_kernel(const __grid_constant__ CrossEntropyParams p) {
   float count = 0.0f;  // exact: a thread sees fewer than 2^24 rows
-#pragma unroll 4
+#pragma unroll 8
   for (int64_t r = threadIdx.x; r < p.rows; r += 1024) {
     count += p.targets[r] == p.ignored ? 0.0f : 1.0f;
   }
@@ -155,7 +241,7 @@ static __global__ void __launch_bounds__(1024)
 static __global__ void __launch_bounds__(1024)
     mean_loss_kernel(const __grid_constant__ CrossEntropyParams p) {
   float sum = 0.0f;
-#pragma unroll 4
+#pragma unroll 8
   for (int64_t r = threadIdx.x; r < p.rows; r += 1024) sum += p.losses[r];
   sum = block_sum(sum);
   if (threadIdx.x == 0) *p.loss = sum / *p.count;

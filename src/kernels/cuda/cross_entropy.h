@@ -8,12 +8,13 @@
 
 namespace sinkhorn::cuda {
 
+// Logits and their gradient contiguous and aligned to 16 bytes; rows need not be.
 struct CrossEntropyParams {
   int64_t rows = 0, labels = 0;      // V
   Type type = Type::kFloat32;        // of logits and their gradient
   int64_t ignored = 0;               // rows with this target do not count
   float smoothing = 0.0f;            // share of the target spread over all labels
-  const void* logits = nullptr;      // [rows, V] contiguous
+  const void* logits = nullptr;      // [rows, V]
   const int64_t* targets = nullptr;  // [rows]
   float* losses = nullptr;           // [rows], scratch
   float* count = nullptr;            // []: rows that count

@@ -41,7 +41,7 @@ std::tuple<Tensor, Tensor> cross_entropy_fwd_cuda(const Tensor& logits, const Te
   check_cross_entropy(logits, targets, smoothing);
   const c10::DeviceGuard guard(logits.device());
   auto result = allocate(logits, keep);
-  const Tensor plain = logits.contiguous(), wanted = targets.contiguous();
+  const Tensor plain = aligned(logits), wanted = targets.contiguous();
   const Tensor scratch = at::empty({logits.size(0) + 1}, std::get<0>(result).options());
   cuda::CrossEntropyParams p;
   p.rows = logits.size(0);
