@@ -41,9 +41,10 @@ void launch_residual_fwd(const NormParams&, Stream) { absent(); }
 void launch_residual_bwd(const NormParams&, Stream) { absent(); }
 
 bool covers_feed_forward(int64_t, int64_t) { return false; }
-int64_t feed_forward_partials(int64_t) { absent(); }
+int64_t feed_forward_partials(int64_t, bool) { absent(); }
 void launch_feed_forward_dropout(const FeedForwardParams&, Stream) { absent(); }
 void launch_feed_forward_bwd(const FeedForwardParams&, Stream) { absent(); }
+void launch_bias_sum(const FeedForwardParams&, Stream) { absent(); }
 
 bool covers_cross_entropy(int64_t, int64_t) { return false; }
 void launch_cross_entropy_fwd(const CrossEntropyParams&, Stream) { absent(); }

@@ -2,7 +2,7 @@
 //
 //   h = dropout(relu(a)), a = x W + b: the library's product adds b and takes the ReLU
 //   da = dh / (1 - p) where h > 0, else 0: what was dropped or cut has h = 0, so h tells
-//   db = sum over rows of da
+//   db = sum over rows of da, or of any gradient [rows, F]: the second product has a bias, too
 //   h, dh, da [rows, F] T; db [F] float32
 //
 // Dropout: four elements a thread, a function of their number (lanes.cuh). Backward: blocks of 32 x
@@ -21,6 +21,9 @@ namespace {
 
 constexpr int kRowThreads = 8;
 constexpr int64_t kStripRows = 256, kMostStrips = 512;
+// A sum alone reads only: strips are short, so that many loads are under way at once.
+constexpr int kSumAhead = 8;
+constexpr int64_t kSumStripRows = kRowThreads * kSumAhead;
 
 template <class T>
 __global__ void __launch_bounds__(256)
@@ -34,10 +37,11 @@ __global__ void __launch_bounds__(256)
   store_pack<4>(inner, h);
 }
 
-template <class T>
+// kRelu: through ReLU and dropout; else the sums of grad_inner as it is, and nothing else.
+template <class T, bool kRelu>
 __global__ void __launch_bounds__(32 * kRowThreads)
     feed_forward_bwd_kernel(const __grid_constant__ FeedForwardParams p, int64_t strip) {
-  constexpr int kPack = 16 / sizeof(T), kColumns = 32 * kPack;
+  constexpr int kPack = 16 / sizeof(T), kColumns = 32 * kPack, kAhead = kRelu ? 2 : kSumAhead;
   __shared__ float shared[kRowThreads][kColumns];
   const int64_t begin = blockIdx.y * strip, end = min(begin + strip, p.rows);
   const int64_t column = int64_t{blockIdx.x} * kColumns + threadIdx.x * kPack;
@@ -47,17 +51,17 @@ __global__ void __launch_bounds__(32 * kRowThreads)
   T* to_grad = static_cast<T*>(p.grad) + column;
   float sums[kPack] = {};
   if (column < p.width) {  // whole packs: F is a multiple of kPack
-#pragma unroll 2
+#pragma unroll kAhead
     for (int64_t row = begin + threadIdx.y; row < end; row += kRowThreads) {
       float h[kPack], grad[kPack];
-      load_pack<kPack>(inner + row * p.width, h);
+      if constexpr (kRelu) load_pack<kPack>(inner + row * p.width, h);
       load_pack<kPack>(grad_inner + row * p.width, grad);
 #pragma unroll
       for (int k = 0; k < kPack; ++k) {
-        grad[k] = h[k] <= 0.0f ? 0.0f : grad[k] * kept;
+        if constexpr (kRelu) grad[k] = h[k] <= 0.0f ? 0.0f : grad[k] * kept;
         sums[k] += grad[k];
       }
-      store_pack<kPack>(to_grad + row * p.width, grad);
+      if constexpr (kRelu) store_pack<kPack>(to_grad + row * p.width, grad);
     }
   }
 #pragma unroll
@@ -79,8 +83,22 @@ void by_type(Type type, const F& f) {
   return f.template operator()<float>();
 }
 
-int64_t strip_rows(int64_t rows) {
-  return std::max(kStripRows, (rows + kMostStrips - 1) / kMostStrips);
+int64_t strip_rows(int64_t rows, bool relu) {
+  return std::max(relu ? kStripRows : kSumStripRows, (rows + kMostStrips - 1) / kMostStrips);
+}
+
+template <bool kRelu>
+void start_bwd(const FeedForwardParams& p, Stream stream) {
+  const int64_t strip = strip_rows(p.rows, kRelu), strips = feed_forward_partials(p.rows, kRelu);
+  by_type(p.type, [&]<class T>() {
+    constexpr int64_t kColumns = 32 * 16 / sizeof(T);
+    const dim3 grid(static_cast<unsigned>((p.width + kColumns - 1) / kColumns),
+                    static_cast<unsigned>(strips));
+    feed_forward_bwd_kernel<T, kRelu><<<grid, dim3(32, kRowThreads), 0, stream>>>(p, strip);
+  });
+  check_launch("feed_forward_bwd");
+  start_column_sum({strips, p.width, p.partial, {p.grad_bias, nullptr}}, 1, stream);
+  check_launch("feed_forward_bwd sums");
 }
 
 }  // namespace
@@ -89,8 +107,8 @@ bool covers_feed_forward(int64_t rows, int64_t width) {
   return rows > 0 && width > 0 && width % 8 == 0 && rows * (width / 8) / 128 < 0x7FFFFFFF;
 }
 
-int64_t feed_forward_partials(int64_t rows) {
-  const int64_t strip = strip_rows(rows);
+int64_t feed_forward_partials(int64_t rows, bool relu) {
+  const int64_t strip = strip_rows(rows, relu);
   return (rows + strip - 1) / strip;
 }
 
@@ -102,16 +120,9 @@ void launch_feed_forward_dropout(const FeedForwardParams& p, Stream stream) {
 }
 
 void launch_feed_forward_bwd(const FeedForwardParams& p, Stream stream) {
-  const int64_t strips = feed_forward_partials(p.rows);
-  by_type(p.type, [&]<class T>() {
-    constexpr int64_t kColumns = 32 * 16 / sizeof(T);
-    const dim3 grid(static_cast<unsigned>((p.width + kColumns - 1) / kColumns),
-                    static_cast<unsigned>(strips));
-    feed_forward_bwd_kernel<T><<<grid, dim3(32, kRowThreads), 0, stream>>>(p, strip_rows(p.rows));
-  });
-  check_launch("feed_forward_bwd");
-  start_column_sum({strips, p.width, p.partial, {p.grad_bias, nullptr}}, 1, stream);
-  check_launch("feed_forward_bwd sums");
+  start_bwd<true>(p, stream);
 }
+
+void launch_bias_sum(const FeedForwardParams& p, Stream stream) { start_bwd<false>(p, stream); }
 
 }  // namespace sinkhorn::cuda

@@ -26,12 +26,14 @@ struct FeedForwardParams {
 // Whether these kernels compute it; if not, Torch's operations do.
 bool covers_feed_forward(int64_t rows, int64_t width);
 
-// Rows of the partial sums that backward needs.
-int64_t feed_forward_partials(int64_t rows);
+// Rows of the partial sums that backward needs, through a ReLU or for a sum alone.
+int64_t feed_forward_partials(int64_t rows, bool relu);
 
 // Drops elements of inner in place.
 void launch_feed_forward_dropout(const FeedForwardParams& p, Stream stream);
 // grad and grad_bias.
 void launch_feed_forward_bwd(const FeedForwardParams& p, Stream stream);
+// grad_bias alone: the sums of grad_inner over rows, of any product with a bias.
+void launch_bias_sum(const FeedForwardParams& p, Stream stream);
 
 }  // namespace sinkhorn::cuda

@@ -99,7 +99,8 @@ std::tuple<Tensor, Tensor> relu_gradients(const Tensor& grad, const Tensor& out,
   cuda::FeedForwardParams p = params_of(inner, dropout_p);
   const auto floats = grad.options().dtype(at::kFloat);
   const Tensor result = at::empty(inner.sizes(), inner.options());
-  const Tensor partial = at::empty({cuda::feed_forward_partials(p.rows), p.width}, floats);
+  const Tensor partial =
+      at::empty({cuda::feed_forward_partials(p.rows, /*relu=*/true), p.width}, floats);
   const Tensor bias = at::empty({p.width}, floats);
   p.grad_inner = plain_grad.const_data_ptr();
   p.grad = result.data_ptr();
@@ -107,6 +108,26 @@ std::tuple<Tensor, Tensor> relu_gradients(const Tensor& grad, const Tensor& out,
   p.grad_bias = bias.data_ptr<float>();
   cuda::launch_feed_forward_bwd(p, current_stream(grad));
   return {result, bias.to(type)};
+}
+
+// The sums of grad [rows, F] over rows, in `type`: the gradient of a bias.
+Tensor bias_gradient(const Tensor& grad, at::ScalarType type) {
+  if (!kernel_covers(grad, grad.sym_size(1))) return at::sum(grad, 0, false, type);
+  const c10::DeviceGuard guard(grad.device());
+  const Tensor plain_grad = aligned(grad);
+  cuda::FeedForwardParams p;
+  p.rows = grad.size(0);
+  p.width = grad.size(1);
+  p.type = kernel_type(grad.scalar_type());
+  const auto floats = grad.options().dtype(at::kFloat);
+  const Tensor partial =
+      at::empty({cuda::feed_forward_partials(p.rows, /*relu=*/false), p.width}, floats);
+  const Tensor bias = at::empty({p.width}, floats);
+  p.grad_inner = plain_grad.const_data_ptr();
+  p.partial = partial.data_ptr<float>();
+  p.grad_bias = bias.data_ptr<float>();
+  cuda::launch_bias_sum(p, current_stream(grad));
+  return bias.to(type);
 }
 
 // a' b in `type`; CUDA's products write float32 from half types as they are.
@@ -124,7 +145,7 @@ LinearGradients linear_bwd(const Tensor& grad, const Tensor& x, const Tensor& we
   if (relu) {
     std::tie(rows, grad_bias) = relu_gradients(rows, rows_of(out), dropout_p, type);
   } else if (bias) {
-    grad_bias = at::sum(rows, 0, false, type);
+    grad_bias = bias_gradient(rows, type);
   }
   if (!bias) grad_bias = nothing(grad.options().dtype(type));
   return {at::mm(rows, weight).view_symint(x.sym_sizes()), product_in(rows, rows_of(x), type),
