@@ -17,7 +17,7 @@ at::Device pick_device(const std::string& name);
 // Seeds the generators that initialisation (CPU) and dropout (device) draw from.
 void seed_everything(uint64_t seed, at::Device device);
 
-// Same inputs, same bits: deterministic algorithms everywhere, no TF32.
+// Same inputs, same bits: deterministic algorithms everywhere.
 void be_deterministic();
 
 // A sequence of kernel launches recorded once and replayed as one.

@@ -1,5 +1,6 @@
 #include "train/evaluate.h"
 
+#include <ATen/Context.h>
 #include <ATen/ops/argmax.h>
 #include <ATen/ops/cross_entropy_loss.h>
 
@@ -129,6 +130,13 @@ std::optional<at::ScalarType> compute_type(const std::string& precision) {
   if (precision == "fp16") return at::kHalf;
   throw UsageError("train.precision is '" + precision +
                    "'; it must be one of float32, bf16, fp16, float64");
+}
+
+std::optional<at::ScalarType> set_precision(const std::string& precision, at::Device device) {
+  const auto type = compute_type(precision);
+  // What they start from has been rounded to bf16's 8 bits: TF32's 11 lose little beside that.
+  if (device.is_cuda()) at::globalContext().setAllowTF32CuBLAS(precision == "bf16");
+  return type;
 }
 
 models::ModelConfig fit_to_task(models::ModelConfig config, const tasks::TaskInfo& info) {

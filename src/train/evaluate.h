@@ -27,6 +27,10 @@ tasks::BatchConfig batch_config(const TrainConfig& config);
 // The type products run in by train.precision; none: the parameters' own.
 std::optional<at::ScalarType> compute_type(const std::string& precision);
 
+// The same, with the process set up for it: in bf16 on CUDA the products that stay in float32, a
+// sort network's, run in TF32; in every other precision they do not.
+std::optional<at::ScalarType> set_precision(const std::string& precision, at::Device device);
+
 // The model that a task and a configuration ask for, on the CPU, initialised from the generator.
 std::shared_ptr<models::Model> make_model(const models::ModelConfig& config,
                                           const tasks::TaskInfo& info);

@@ -58,7 +58,7 @@ OpenRun open_run(RunConfig config, const std::string& checkpoint) {
   const bool wide = config.train.precision == "float64";
   opened.step =
       load_parameters(path, *opened.model, opened.device, wide ? at::kDouble : at::kFloat);
-  opened.context.compute = compute_type(config.train.precision);
+  opened.context.compute = set_precision(config.train.precision, opened.device);
   opened.model->eval();
   return opened;
 }

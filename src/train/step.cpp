@@ -25,7 +25,7 @@ constexpr size_t kMostGraphs = 24;  // shapes; more run as they are
 
 Stepper::Stepper(models::Model& model, const RunConfig& config, at::Device device)
     : model_(model), config_(config), device_(device), stream_(make_step_stream(device)) {
-  context_.compute = compute_type(config.train.precision);
+  context_.compute = set_precision(config.train.precision, device);
   model.to(device, config.train.precision == "float64" ? at::kDouble : at::kFloat);
   for (const auto& item : model.named_parameters()) {
     parameters_.emplace_back(item.key(), item.value());
