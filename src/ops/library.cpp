@@ -10,6 +10,9 @@ TORCH_LIBRARY(sinkhorn, m) {
   m.def(
       "pool_bwd(Tensor grad, Tensor? mask, SymInt length, int block, str mode, bool causal) "
       "-> Tensor");
+  m.def(
+      "pool_spread(Tensor onto, Tensor[] grads, Tensor? mask, int block, str[] modes, "
+      "bool[] causal) -> Tensor");
 
   m.def(
       "balance(Tensor logits, int iterations, float temperature, str causal=\"none\", "

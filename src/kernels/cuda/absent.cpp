@@ -66,6 +66,6 @@ void launch_balance_bwd(const BalanceParams&, void*, Stream) { absent(); }
 bool covers_pool(const PoolParams&) { return false; }
 int64_t pool_scratch(const PoolParams&) { absent(); }
 void launch_pool_fwd(const PoolParams&, void*, Stream) { absent(); }
-void launch_pool_bwd(const PoolParams&, void*, Stream) { absent(); }
+void launch_pool_bwd(const PoolGradients&, Stream) { absent(); }
 
 }  // namespace sinkhorn::cuda

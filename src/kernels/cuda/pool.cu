@@ -37,10 +37,9 @@ Args args_of(const PoolParams& p, void* scratch, int64_t* bytes = nullptr) {
   return a;
 }
 
-// Whether kWide columns at a time can be loaded or stored through a view of x.
-bool is_aligned(const PoolParams& p, int64_t wide, int64_t size) {
-  const View& x = p.x;
-  return p.width % wide == 0 && x.stride[3] == 1 && x.stride[0] % wide == 0 &&
+// Whether `wide` columns at a time can be loaded or stored through a view of tokens.
+bool is_aligned(const View& x, int64_t width, int64_t wide, int64_t size) {
+  return width % wide == 0 && x.stride[3] == 1 && x.stride[0] % wide == 0 &&
          x.stride[2] % wide == 0 && reinterpret_cast<uintptr_t>(x.data) % (wide * size) == 0;
 }
 
@@ -80,25 +79,32 @@ void launch_fwd(Args a, Stream stream) {
 }
 
 template <class T, int kWide>
-void launch_bwd(Args a, Stream stream) {
-  a.tiles = static_cast<int>((a.p.width + 32 * kWide - 1) / (32 * kWide));
-  launch_counts(a, stream);
-  if (a.running) launch_run<T, true>(a, stream);
-  const unsigned ctas = range_ctas(a, a.p.blocks + a.p.causal);
-  pool::pool_spread_kernel<T, kWide><<<ctas, 32 * pool::kWarps, 0, stream>>>(a);
+void launch_bwd(pool::Spread s, Stream stream) {
+  for (int k = 0; k < s.count; ++k) {
+    Args& a = s.pools[k];
+    a.tiles = static_cast<int>((a.p.width + 32 * kWide - 1) / (32 * kWide));
+    launch_counts(a, stream);
+    if (a.running) launch_run<T, true>(a, stream);
+  }
+  const unsigned ctas = range_ctas(s.pools[0], s.pools[0].p.blocks);
+  pool::pool_spread_kernel<T, kWide><<<ctas, 32 * pool::kWarps, 0, stream>>>(s);
   check_launch("pool_bwd");
 }
 
 template <class T>
-void launch_fwd_of(const PoolParams& p, const Args& a, Stream stream) {
+void launch_fwd_of(const Args& a, Stream stream) {
   constexpr int kWide = 16 / sizeof(T);
-  is_aligned(p, kWide, sizeof(T)) ? launch_fwd<T, kWide>(a, stream) : launch_fwd<T, 1>(a, stream);
+  is_aligned(a.p.x, a.p.width, kWide, sizeof(T)) ? launch_fwd<T, kWide>(a, stream)
+                                                 : launch_fwd<T, 1>(a, stream);
 }
 
 template <class T>
-void launch_bwd_of(const PoolParams& p, const Args& a, Stream stream) {
+void launch_bwd_of(const pool::Spread& s, Stream stream) {
   constexpr int kWide = 16 / sizeof(T);
-  is_aligned(p, kWide, sizeof(T)) ? launch_bwd<T, kWide>(a, stream) : launch_bwd<T, 1>(a, stream);
+  const PoolParams& p = s.pools[0].p;
+  const bool wide = is_aligned(p.x, p.width, kWide, sizeof(T)) &&
+                    (s.onto.data == nullptr || is_aligned(s.onto, p.width, kWide, sizeof(T)));
+  wide ? launch_bwd<T, kWide>(s, stream) : launch_bwd<T, 1>(s, stream);
 }
 
 }  // namespace
@@ -115,19 +121,23 @@ void launch_pool_fwd(const PoolParams& params, void* scratch, Stream stream) {
   if (params.batch == 0) return;
   const Args a = args_of(params, scratch);
   switch (params.x.type) {
-    case Type::kBFloat16: return launch_fwd_of<__nv_bfloat16>(params, a, stream);
-    case Type::kFloat16: return launch_fwd_of<__half>(params, a, stream);
-    default: return launch_fwd_of<float>(params, a, stream);
+    case Type::kBFloat16: return launch_fwd_of<__nv_bfloat16>(a, stream);
+    case Type::kFloat16: return launch_fwd_of<__half>(a, stream);
+    default: return launch_fwd_of<float>(a, stream);
   }
 }
 
-void launch_pool_bwd(const PoolParams& params, void* scratch, Stream stream) {
+void launch_pool_bwd(const PoolGradients& call, Stream stream) {
+  const PoolParams& params = call.pools[0];
   if (params.batch == 0) return;
-  const Args a = args_of(params, scratch);
+  pool::Spread s{};
+  s.count = call.count;
+  s.onto = call.onto;
+  for (int k = 0; k < call.count; ++k) s.pools[k] = args_of(call.pools[k], call.scratch[k]);
   switch (params.x.type) {
-    case Type::kBFloat16: return launch_bwd_of<__nv_bfloat16>(params, a, stream);
-    case Type::kFloat16: return launch_bwd_of<__half>(params, a, stream);
-    default: return launch_bwd_of<float>(params, a, stream);
+    case Type::kBFloat16: return launch_bwd_of<__nv_bfloat16>(s, stream);
+    case Type::kFloat16: return launch_bwd_of<__half>(s, stream);
+    default: return launch_bwd_of<float>(s, stream);
   }
 }
 

@@ -13,8 +13,9 @@
 // compensated, so that they are exact to the last digits however long the sequence.
 //
 // Backward: token t gets dy_i / n_i of the pool in whose range it lies, or under a running sum the
-// sum of all these from pool i on. Nothing is recomputed but the numbers n_i. What is masked is
-// never loaded, and gets 0.
+// sum of all these from pool i on. Two pools of the same tokens may be spread at once, and added to
+// a gradient that the tokens have already. Nothing is recomputed but the numbers n_i. Masked tokens
+// are never loaded forward, and get nothing.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -94,10 +95,9 @@ struct Args {
     if (!p.causal) return i * p.block;
     return i == 0 ? 0 : i * p.block - p.block + 1;
   }
-  // Pool N stands for the tokens in no causal pool.
   __device__ __forceinline__ int64_t end(int64_t i) const {
     const int64_t end = p.causal ? i * p.block + 1 : (i + 1) * p.block;
-    return i == p.blocks || end > p.length ? p.length : end;
+    return end > p.length ? p.length : end;
   }
   __device__ __forceinline__ bool real(int64_t batch, int64_t t) const {
     return p.real == nullptr || p.real[batch * p.length + t] != 0;
@@ -287,37 +287,72 @@ __global__ void __launch_bounds__(kRunThreads) pool_run_kernel(const __grid_cons
   });
 }
 
-// Each token's gradient from its pool's; pool N stands for the tokens in none.
+// One or two pools of the same tokens, whose gradients are spread in one pass.
+struct Spread {
+  Args pools[2];
+  int count;
+  View onto;  // [B, 1, L, E]: what they are added to; no data for nothing
+};
+
+// Adds to `to` what every token of pool i gets of its gradient; pool N stands for the tokens in no
+// causal pool.
 template <class T, int kWide>
-__global__ void __launch_bounds__(32 * kWarps) pool_spread_kernel(const __grid_constant__ Args a) {
-  const Place<kWide> at(a, a.p.blocks + a.p.causal);
-  if (!at.inside) return;
-  Wide<T, kWide> grad, zero;
-  grad.fill(0.0f);
-  zero.fill(0.0f);
-  if (at.pool < a.p.blocks && a.running) {
+__device__ __forceinline__ void add_pool_gradient(const Args& a, const Place<kWide>& at, int64_t i,
+                                                  float (&to)[kWide]) {
+  if (i >= a.p.blocks) return;
+  if (a.running) {
     Wide<float, kWide> sum;
-    sum.load(a.sums + (at.batch * a.p.blocks + at.pool) * a.p.width + at.column);
+    sum.load(a.sums + (at.batch * a.p.blocks + i) * a.p.width + at.column);
 #pragma unroll
-    for (int w = 0; w < kWide; ++w) grad.set(w, sum.get(w));
-  } else if (at.pool < a.p.blocks) {
-    const View& v = a.p.pooled;
-    const T* dy = static_cast<const T*>(v.data) + at.batch * v.stride[0] + at.pool * v.stride[2];
-    const float by = a.divisor(at.batch, at.pool);
-#pragma unroll
-    for (int w = 0; w < kWide; ++w) {
-      grad.set(w, divided(static_cast<float>(dy[(at.column + w) * v.stride[3]]), by));
-    }
+    for (int w = 0; w < kWide; ++w) to[w] += sum.get(w);
+    return;
   }
+  const View& v = a.p.pooled;
+  const T* dy = static_cast<const T*>(v.data) + at.batch * v.stride[0] + i * v.stride[2];
+  const float by = a.divisor(at.batch, i);
+#pragma unroll
+  for (int w = 0; w < kWide; ++w) {
+    to[w] += divided(static_cast<float>(dy[(at.column + w) * v.stride[3]]), by);
+  }
+}
+
+// Each token's gradient from its pools'. The tokens of block i lie in pool i; under a causal rule
+// only the first of them does, and the others in pool i + 1.
+template <class T, int kWide>
+__global__ void __launch_bounds__(32 * kWarps)
+    pool_spread_kernel(const __grid_constant__ Spread s) {
+  const Args& a = s.pools[0];
+  const Place<kWide> at(a, a.p.blocks);
+  if (!at.inside) return;
+  float first[kWide] = {}, rest[kWide] = {};
+  for (int k = 0; k < s.count; ++k) {
+    add_pool_gradient<T>(s.pools[k], at, at.pool, first);
+    add_pool_gradient<T>(s.pools[k], at, at.pool + s.pools[k].p.causal, rest);
+  }
+  const T* onto = static_cast<const T*>(s.onto.data);
+  if (onto != nullptr) onto += at.batch * s.onto.stride[0] + at.column;
   T* dx = static_cast<T*>(a.p.x.data) + at.batch * a.p.x.stride[0] + at.column;
-  const int64_t end = a.end(at.pool);
-#pragma unroll 4
-  for (int64_t t = a.begin(at.pool) + at.part; t < end; t += a.share) {
-    T* to = dx + t * a.p.x.stride[2];
-    if (a.real(at.batch, t)) {
-      grad.store(to);
-    } else {
-      zero.store(to);
+  const int64_t begin = at.pool * a.p.block;
+  const int64_t end = begin + a.p.block < a.p.length ? begin + a.p.block : a.p.length;
+  for (int64_t t = begin + at.part; t < end; t += a.share * kAhead) {
+    Wide<T, kWide> own[kAhead];
+#pragma unroll
+    for (int q = 0; q < kAhead; ++q) {
+      const int64_t token = t + q * a.share;
+      own[q].fill(0.0f);
+      if (onto != nullptr && token < end) own[q].load(onto + token * s.onto.stride[2]);
+    }
+#pragma unroll
+    for (int q = 0; q < kAhead; ++q) {
+      const int64_t token = t + q * a.share;
+      if (token >= end) break;
+      if (a.real(at.batch, token)) {
+#pragma unroll
+        for (int w = 0; w < kWide; ++w) {
+          own[q].set(w, own[q].get(w) + (token == begin ? first[w] : rest[w]));
+        }
+      }
+      own[q].store(dx + token * a.p.x.stride[2]);
     }
   }
 }

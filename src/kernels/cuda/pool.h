@@ -17,7 +17,16 @@ int64_t pool_scratch(const PoolParams& params);
 // Writes `pooled`, in the type of x.
 void launch_pool_fwd(const PoolParams& params, void* scratch, Stream stream);
 
-// Writes the gradient of x, in the type of the incoming gradient.
-void launch_pool_bwd(const PoolParams& params, void* scratch, Stream stream);
+// Backward of one or two pools of the same x, block and mask. Of each, `pooled` is the incoming
+// gradient and x the gradient of x: one tensor, of one type.
+struct PoolGradients {
+  PoolParams pools[2];
+  void* scratch[2] = {nullptr, nullptr};  // pool_scratch of each
+  int count = 1;
+  View onto;  // [B, 1, L, E], added to the result, in its type; no data for nothing
+};
+
+// Writes the gradient of x. What is added is rounded once.
+void launch_pool_bwd(const PoolGradients& call, Stream stream);
 
 }  // namespace sinkhorn::cuda
