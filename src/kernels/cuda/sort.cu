@@ -172,6 +172,7 @@ int sort_shares(int64_t groups, int tiles) {
 }
 
 void launch_sort(const AttentionCall& call, const void* selected, Stream stream) {
+  if (call.blocks <= kTinyBlocks) return launch_sort_tiny(call, stream);
   if (call.blocks <= kSmallBlocks) return launch_sort_small(call, stream);
   launch_product<false>("sort", call, selected, stream);
 }
@@ -185,6 +186,7 @@ void launch_sort_repair(const AttentionCall& call, Stream stream) {
 
 int undo_splits(const AttentionCall& call) {
   if (sorts_few(call)) return undo_few_splits(call);
+  if (call.blocks <= kTinyBlocks) return undo_tiny_splits(call);
   if (call.blocks <= kSmallBlocks) return undo_small_splits(call);
   const int64_t heads = static_cast<int64_t>(call.batch) * call.heads;
   const int columns = 2 * ((call.block * call.width + 63) / 64);
@@ -195,6 +197,7 @@ int undo_splits(const AttentionCall& call) {
 void launch_undo(const AttentionCall& call, const void* selected, float* partial, int splits,
                  Stream stream) {
   if (sorts_few(call)) return launch_undo_few(call, partial, stream);
+  if (call.blocks <= kTinyBlocks) return launch_undo_tiny(call, partial, splits, stream);
   if (call.blocks <= kSmallBlocks) {
     return launch_undo_small(call, partial, splits, stream);
   }

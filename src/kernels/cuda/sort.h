@@ -8,6 +8,8 @@ namespace sinkhorn::cuda {
 
 // Heads of at most this many blocks sort with R in registers; more take a selected copy of it.
 constexpr int kSmallBlocks = 64;
+// Heads of at most this many sort without tensor cores.
+constexpr int kTinyBlocks = 8;
 
 // Bytes of shared memory that the kernels for more blocks ask for at most.
 constexpr int kSortShared = 108 * 1024;
@@ -52,6 +54,9 @@ void launch_undo_few(const AttentionCall& call, float* partial, Stream stream);
 void launch_sort_small(const AttentionCall& call, Stream stream);
 void launch_undo_small(const AttentionCall& call, float* partial, int splits, Stream stream);
 int undo_small_splits(const AttentionCall& call);
+void launch_sort_tiny(const AttentionCall& call, Stream stream);
+void launch_undo_tiny(const AttentionCall& call, float* partial, int splits, Stream stream);
+int undo_tiny_splits(const AttentionCall& call);
 // CTAs that share `tiles` of columns among `groups` of them: enough to fill the card several times
 // over, and few enough that loading R costs little beside the columns.
 int sort_shares(int64_t groups, int tiles);

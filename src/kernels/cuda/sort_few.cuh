@@ -17,7 +17,7 @@
 //          added over the lanes by halves, each lane ending with one of them.
 #pragma once
 
-#include "kernels/cuda/sort.cuh"
+#include "kernels/cuda/sort_parts.cuh"
 
 namespace sinkhorn::cuda {
 
@@ -146,24 +146,6 @@ __global__ void __launch_bounds__(kFewThreads, kRows <= 2 ? 4 : 2)
       }
     }
   }
-}
-
-// Sums over the lanes of kCount numbers (a power of 2) at once: lane l is left with number
-// l / (32 / kCount), in x[0].
-template <int kCount, int kDistance = 16, int kSize>
-__device__ __forceinline__ void scatter_sums(float (&x)[kSize], int lane) {
-  constexpr int kHalf = kCount / 2;
-  if constexpr (kHalf == 0) {
-    x[0] += __shfl_xor_sync(0xFFFFFFFFu, x[0], kDistance);
-  } else {
-    const bool upper = (lane & kDistance) != 0;
-#pragma unroll
-    for (int v = 0; v < kHalf; ++v) {
-      const float low = x[v], high = x[v + kHalf];
-      x[v] = (upper ? high : low) + __shfl_xor_sync(0xFFFFFFFFu, upper ? low : high, kDistance);
-    }
-  }
-  if constexpr (kDistance > 1) scatter_sums<kHalf, kDistance / 2>(x, lane);
 }
 
 // Grid: sources by kFewSources a warp, groups of `across` warps' columns, heads * 2 sides. dR is

@@ -1,4 +1,4 @@
-// The sort and its backward for heads of at most 64 blocks: R stays in registers, blocks pass by
+// The sort and its backward for heads of 9 to 64 blocks: R stays in registers, blocks pass by
 // once.
 //
 //   sort    x'[i, c] = sum_j R[i, j] x[j, c]                    reads x, writes x'
@@ -13,7 +13,7 @@
 // sort.cuh says why results that are not finite are added up again.
 #pragma once
 
-#include "kernels/cuda/sort.cuh"
+#include "kernels/cuda/sort_parts.cuh"
 
 namespace sinkhorn::cuda {
 
@@ -25,14 +25,6 @@ struct PieceWalk {
   int row, column;
   __device__ __forceinline__ PieceWalk()
       : row(threadIdx.x / kPieces), column(threadIdx.x % kPieces * kPiece<T>) {}
-};
-
-// Where the columns of a piece, c and on, of block j stand among the tokens of a head.
-struct ColumnPlace {
-  int offset, d;  // token within the block, column of it
-  bool exists;
-  __device__ __forceinline__ ColumnPlace(const AttentionCall& p, int c)
-      : offset(c / p.width), d(c - offset * p.width), exists(c < p.block * p.width) {}
 };
 
 // R into a tile [kN][kN + kPad], 0 where not allowed. Four numbers a piece, all of a thread's
@@ -71,13 +63,6 @@ __device__ __forceinline__ void load_relaxed(T* tile, const AttentionCall& p, in
     }
     store_four(tile + i * (kN + kPad) + j, kept);
   }
-}
-
-template <class T>
-__device__ __forceinline__ bool token_there(const AttentionCall& p, const uint8_t* real, int j,
-                                            const ColumnPlace& place) {
-  const int t = j * p.block + place.offset;
-  return place.exists && j < p.blocks && t < p.length && (real == nullptr || real[t] != 0);
 }
 
 template <class T, int kN>
@@ -130,7 +115,7 @@ __global__ void __launch_bounds__(128, kSmallSortCtas<T>)
 #pragma unroll
       for (int r = 0; r < kN; r += walk.kRowsApart) {
         const int j = walk.row + r;
-        const bool valid = token_there<T>(p, h.real, j, place);
+        const bool valid = token_there(p, h.real, j, place);
         copy_async(tile + j * kPitch, valid ? from + j * block_stride : x, valid);
       }
     }
@@ -251,7 +236,7 @@ __global__ void __launch_bounds__(128, kSmallUndoCtas<T, kN>)
       for (int r = 0; r < kN; r += walk.kRowsApart) {
         const int at = walk.row + r;
         const bool sorted_there = place.exists && at < p.rows;
-        const bool there = token_there<T>(p, h.real, at, place), adds = there && !p.sortcut;
+        const bool there = token_there(p, h.real, at, place), adds = there && !p.sortcut;
         copy_async(tile + at * kPitch,
                    change + (sorted_there ? static_cast<int64_t>(at) * columns + c : 0),
                    sorted_there);
