@@ -153,6 +153,24 @@ def float64_values(case: Any, device: str) -> Iterator[str]:
             yield f"{name}: RMS error {error:.3g} beside {scale:.3g}"
 
 
+def heads_apart(case: Any, dtype: torch.dtype, device: str) -> Iterator[str]:
+    """A head of NaN or inf, its sort and gradient too, leaves every bit of the other heads."""
+    heads = range(case.B * case.H)
+    inputs = case.inputs(dtype, device)
+    grad = comparison.output_gradient(case, inputs, dtype)
+    clean = value_and_grads("sinkhorn", case, inputs, grad)
+    for value, at in ((NAN, len(heads) // 2), (float("inf"), 0)):
+        dirty = {name: inputs[name].clone() for name in present(case, inputs)}
+        dirty_grad = grad.clone()
+        for x in (*dirty.values(), dirty_grad):
+            x.view(-1, *x.shape[2:])[at] = value
+        spoiled = value_and_grads("sinkhorn", case, inputs | dirty, dirty_grad)
+        others = [head for head in heads if head != at]
+        yield from different(*({name: x.flatten(0, 1)[others] for name, x in results.items()}
+                               for results in (spoiled, clean)),
+                             f"{value} in head {at} of {len(heads)}")
+
+
 # Causality ---------------------------------------------------------------------------------------
 
 

@@ -118,6 +118,23 @@ def _wide_pairs() -> list[Attention]:
 ATTENTION_TILES = [*_attentions(), *_every_rule(), *MANY_BLOCKS, *_wide_pairs()]
 
 
+def _few_blocks() -> list[Attention]:
+    """Heads of 1 to 9 blocks and odd numbers of them, of more and fewer columns than a tile."""
+    rules = cycle([("none", "concat", 0), ("strict", "concat", 0), ("inclusive", "outputs", 0),
+                   ("strict", "concat", 1), ("none", "logits", 0)])
+    masks, heads = cycle(MASKS), cycle(((3, 1), (1, 5), (7, 1), (1, 3)))
+    sizes = cycle(((16, 64), (24, 40), (64, 64), (5, 8), (64, 128)))
+    found = []
+    for blocks, short in product(range(1, 10), (False, True)):
+        (B, H), (block, D), (causal, combine, window) = next(heads), next(sizes), next(rules)
+        length = blocks * block - (block // 3 if short else 0)
+        found.append(Attention(causal, combine, window, next(masks), True, B, H, length, block, D))
+    return found
+
+
+FEW_BLOCKS = _few_blocks()
+
+
 def _sortcuts() -> list[Sortcut]:
     masks, budgets, queries = cycle(MASKS), cycle((1, 2, 3)), cycle((1, 63, 130, 257))
     found = []
@@ -128,6 +145,8 @@ def _sortcuts() -> list[Sortcut]:
     return found + [Sortcut(2, "none", 1, 2, 1024, 1024, 64, 64),
                     Sortcut(2, "right", 1, 1, 4096, 4096, 64, 64),
                     Sortcut(7, "none", 1, 2, 300, 500, 32, 64),
+                    Sortcut(3, "none", 3, 1, 70, 110, 16, 64),
+                    Sortcut(5, "holes", 1, 3, 70, 250, 32, 40),
                     Sortcut(1, "none", 2, 2, 130, 448, 64, 40),
                     Sortcut(5, "none", 1, 2, 1000, 520, 8, 64),
                     Sortcut(8, "none", 3, 8, 257, 1040, 16, 64),
@@ -165,4 +184,4 @@ def _pools() -> list[Pool]:
 
 
 POOL_TILES, BALANCE_TILES, SORTCUT_TILES = _pools(), _balances(), _sortcuts()
-TILES: list[Case] = [*POOL_TILES, *BALANCE_TILES, *ATTENTION_TILES, *SORTCUT_TILES]
+TILES: list[Case] = [*POOL_TILES, *BALANCE_TILES, *ATTENTION_TILES, *FEW_BLOCKS, *SORTCUT_TILES]
