@@ -50,6 +50,17 @@ c10::SymInt used_block(const c10::SymInt& length, int64_t block) {
   return length.min(c10::SymInt(block));
 }
 
+c10::SymInt weight_row(const c10::SymInt& length, int64_t block, const OptionalTensor& mask) {
+  const c10::SymInt used = used_block(length, block);
+  if (mask.has_value()) return used + 1;
+  const c10::SymInt ragged = (length % used).min(c10::SymInt(1));
+  return (used - 1) * ragged + 2;
+}
+
+int64_t softmax_numbers(at::ScalarType type) {
+  return type == at::kBFloat16 || type == at::kHalf ? 1 : 2;
+}
+
 at::ScalarType compute_type(at::ScalarType type) {
   return type == at::kDouble ? at::kDouble : at::kFloat;
 }

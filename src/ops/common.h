@@ -30,6 +30,13 @@ c10::SymInt block_count(const c10::SymInt& length, int64_t block);
 // A block longer than the sequence is one short block: the positions behind it hold nothing.
 c10::SymInt used_block(const c10::SymInt& length, int64_t block);
 
+// Numbers of a destination's row of weights, see SortParams::weight: b + 1, or 2 where neither a
+// mask nor a short last block lets weights differ. Asks no size for its value, and is never 1, for
+// which a compiler would make a case of its own.
+c10::SymInt weight_row(const c10::SymInt& length, int64_t block, const OptionalTensor& mask);
+// Numbers that are kept of a query's softmax: see AttentionParams::stats.
+int64_t softmax_numbers(at::ScalarType type);
+
 // The type that sums run in: float64 for float64, float32 for every other.
 at::ScalarType compute_type(at::ScalarType type);
 

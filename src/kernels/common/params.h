@@ -71,7 +71,9 @@ struct SortParams {
   void* sorted_key;     // [B, H, rows, b, D]; null in a forward that keeps nothing for backward
   void* sorted_value;   // [B, H, rows, b, D]
   int64_t sorted_first = 0;  // the head whose sorted copies come first
-  void* weight;              // [B, H, rows, b + 1]: weight, -1 where invisible; then r of the row
+  // [B, H, rows, b + 1]: weight, -1 where invisible; then r of the row. Without a mask and with a
+  // full last block all weights of a row are the same and there once, [B, H, rows, 2].
+  void* weight;
   // Backward.
   void* grad_key;    // [B, H, L, D], added to
   void* grad_value;  // [B, H, L, D], added to
@@ -85,8 +87,11 @@ struct AttentionParams {
   Combine combine;
   double scale;
   DropoutParams dropout;
-  View query, out;   // [B, H, Lq, D]
-  void* stats;       // [B, H, terms, 2, Lq]: each softmax's largest score, and its sum below that
+  View query, out;  // [B, H, Lq, D]
+  // [B, H, terms, 2, Lq]: each softmax's largest score, and its sum below that, 0 where nothing is
+  // seen. For half types [B, H, terms, 1, Lq]: the logarithm of the whole sum, +inf there; beside
+  // what they round it is exact.
+  void* stats;
   void* sorted_out;  // [B, H, Lq, D], combine = outputs only: the sorted term's own output
   // Backward.
   View grad_out, grad_query;  // [B, H, Lq, D]

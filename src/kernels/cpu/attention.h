@@ -31,16 +31,33 @@ struct AttentionHead {
   }
   // In sortcut the mask describes the keys alone and every query counts as real.
   const uint8_t* query_real(int64_t token) const { return p.sortcut ? nullptr : key_real(token); }
-  // The largest score and the sum of exponentials below it, of each query of one softmax.
-  T* largest(int64_t term) const {
-    return static_cast<T*>(p.stats) + (index() * terms() + term) * 2 * p.queries;
+  // What is kept of a query's softmax; see AttentionParams::stats.
+  bool keeps_log_sum() const {
+    return p.query.type == Type::kBFloat16 || p.query.type == Type::kFloat16;
   }
-  T* sum(int64_t term) const { return largest(term) + p.queries; }
+  T* stats(int64_t term, int64_t token) const {
+    const int64_t numbers = keeps_log_sum() ? 1 : 2;
+    return static_cast<T*>(p.stats) + (index() * terms() + term) * numbers * p.queries + token;
+  }
+  void keep_softmax(int64_t term, int64_t token, T largest, T sum) const {
+    T* to = stats(term, token);
+    if (keeps_log_sum()) {
+      *to = sum == T(0) ? kInf<T> : largest + log_of(sum);
+    } else {
+      to[0] = largest;
+      to[p.queries] = sum;
+    }
+  }
+  void kept_softmax(int64_t term, int64_t token, T* largest, T* sum) const {
+    const T* from = stats(term, token);
+    *largest = *from;
+    *sum = keeps_log_sum() ? (*from == kInf<T> ? T(0) : T(1)) : from[p.queries];
+  }
   T* sorted_out(int64_t token) const {
     return static_cast<T*>(p.sorted_out) + (index() * p.queries + token) * p.sort.width;
   }
   const T* weight(int64_t i) const {
-    return static_cast<const T*>(p.sort.weight) + (index() * p.sort.rows + i) * (p.sort.block + 1);
+    return static_cast<const T*>(p.sort.weight) + (index() * p.sort.rows + i) * weight_row(p.sort);
   }
   int64_t dropout_block() const { return round_up(p.sort.block, 4); }
 
@@ -48,10 +65,14 @@ struct AttentionHead {
   KeyRun<T> sorted_run(int64_t i) const {
     KeyRun<T> run;
     const T* w = weight(i);
-    for (int64_t q = 0; q < p.sort.block && run.length == 0; ++q) {
-      if (w[q] != T(-1)) run.length = p.sort.block;
+    if (weighs(p.sort)) {
+      for (int64_t q = 0; q < p.sort.block && run.length == 0; ++q) {
+        if (w[q] != T(-1)) run.length = p.sort.block;
+      }
+      run.weight = w;
+    } else if (*w != T(-1) && *w != T(0)) {  // without mask what weighs 0 has no gradient either
+      run.length = p.sort.block;
     }
-    run.weight = w;
     run.key = rows_view(static_cast<const T*>(p.sort.sorted_key), p.sort.width);
     run.value = rows_view(static_cast<const T*>(p.sort.sorted_value), p.sort.width);
     const int64_t row_of_copies = (index() - p.sort.sorted_first) * p.sort.rows + i;
@@ -97,8 +118,7 @@ void attention_fwd_tile(const AttentionHead<T>& h, const TileBuffers<T>& b, Atte
       const T* o = b.o + r * b.ld;
       T* result = b.result + r * b.ld;
       for (int64_t c = 0; c < b.ld; ++c) result[c] += o[c] * inverse;
-      h.largest(term)[token + r] = tile.state.largest[r];
-      h.sum(term)[token + r] = masked ? T(0) : tile.state.sum[r];
+      h.keep_softmax(term, token + r, tile.state.largest[r], masked ? T(0) : tile.state.sum[r]);
       if (h.terms() == 2 && term == 0) {
         memcpy(h.sorted_out(token + r), result, sizeof(T) * static_cast<size_t>(b.width));
       }
@@ -140,7 +160,9 @@ void attention_bwd_tile(const AttentionHead<T>& h, const TileBuffers<T>& b, Atte
         const T share = dot(sorted, dout[r], b.width);
         delta = term == 0 ? share : delta - share;
       }
-      tile.gradient.set(r, h.largest(term)[token + r], h.sum(term)[token + r], delta);
+      T largest, sum;
+      h.kept_softmax(term, token + r, &largest, &sum);
+      tile.gradient.set(r, largest, sum, delta);
     }
     tile.backward([&](const auto& f) { visit(term, f); });
   }

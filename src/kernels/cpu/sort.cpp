@@ -237,7 +237,7 @@ void finish_grad_sort_row(const Head<T>& h, const GradSortPiece& piece, int64_t 
     if (j >= sources || !h.flags.live(h.batch, j)) grad[j] = T(0);
   }
   if (h.flags.all_full(h.batch)) return;
-  const T* weight = static_cast<const T*>(p.weight) + (h.index() * p.rows + i) * (p.block + 1);
+  const T* weight = static_cast<const T*>(p.weight) + (h.index() * p.rows + i) * weight_row(p);
   const T* grad_weight = h.sorted->weight(h.index()) + i * p.block;
   const T r = weight[p.block];
   if (sources == 0 || r == T(0)) return;
@@ -273,10 +273,11 @@ void sort_weights(const Head<T>& h, T* scratch) {
   T* row = scratch;                             // [N]
   T* sum = row + Scratch<T>::padded(p.blocks);  // [b]
   T* seen = sum + Scratch<T>::padded(p.block);  // [b], 1 where some allowed source has a token
-  T* weight = static_cast<T*>(p.weight) + h.index() * p.rows * (p.block + 1);
-  for (int64_t i = 0; i < p.rows; ++i, weight += p.block + 1) {
+  const int64_t pitch = weight_row(p);
+  T* weight = static_cast<T*>(p.weight) + h.index() * p.rows * pitch;
+  for (int64_t i = 0; i < p.rows; ++i, weight += pitch) {
     h.load_sort(i, 0, p.blocks, row);
-    fill(weight, p.block, T(-1));
+    fill(weight, pitch - 1, T(-1));
     T r = T(0);
     const int64_t sources = h.flags.live(h.batch, i) ? h.sources(i) : 0;
     bool partial = false, any = false;
@@ -286,10 +287,10 @@ void sort_weights(const Head<T>& h, T* scratch) {
       any = true;
       partial |= !h.flags.full(h.batch, j);
     }
-    weight[p.block] = r;
+    weight[pitch - 1] = r;
     if (!any) continue;
     if (!partial) {
-      fill(weight, p.block, r == T(0) ? T(0) : r / r);
+      fill(weight, pitch - 1, r == T(0) ? T(0) : r / r);
       continue;
     }
     fill(sum, p.block, T(0));

@@ -44,6 +44,12 @@ SINKHORN_INLINE int64_t first_reader(Causal causal, int64_t window, int64_t j) {
   return 0;
 }
 
+// Whether the weights of a row may differ; the numbers of its row of SortParams::weight.
+SINKHORN_INLINE bool weighs(const SortParams& p) {
+  return p.real != nullptr || p.length % p.block != 0;
+}
+SINKHORN_INLINE int64_t weight_row(const SortParams& p) { return weighs(p) ? p.block + 1 : 2; }
+
 // Heads [begin, end) of batch * heads.
 struct HeadRange {
   int64_t begin, end;

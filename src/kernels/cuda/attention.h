@@ -55,7 +55,7 @@ struct AttentionCall {
   void* sorted_key = nullptr;    // [B, H, rows * b, D] contiguous; combine = logits: K' + K
   void* sorted_value = nullptr;  // the same
   float* weight = nullptr;       // [B, H, rows, b + 1] or null where every weight is 1
-  float* stats = nullptr;        // [B, H, softmaxes, 2, Lq]: largest score in powers of 2, sum
+  float* stats = nullptr;        // [B, H, softmaxes, numbers, Lq]: softmax_stats.cuh
   float* sorted_out = nullptr;   // [B, H, Lq, D], combine = outputs only
 
   // Backward.

@@ -31,15 +31,12 @@ struct QueryFacts {
   int begin[kTile], end[kTile];  // what it sees of the list
 };
 
-// log2 of a query's denominator, +inf where it sees nothing.
-__device__ __forceinline__ float log_sum_of(float largest, float sum) {
-  return sum == 0.0f ? INFINITY : largest + log2f(sum);
-}
-// Of query t. asked: which queries are real, or null.
+// The log-sum of query t. asked: which queries are real, or null.
+template <class T>
 __device__ __forceinline__ float log_sum_of(const Plan& plan, const uint8_t* asked,
                                             const float* stats, int queries, int t) {
   if (t >= plan.queries || (asked != nullptr && asked[t] == 0)) return INFINITY;
-  return log_sum_of(stats[t], stats[queries + t]);
+  return load_log_sum<T>(stats, queries, t);
 }
 
 // Threads 0 .. 63 set what each of 64 queries sees of a list; whether this thread's sees all of the

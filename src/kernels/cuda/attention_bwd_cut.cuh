@@ -28,9 +28,8 @@ constexpr int kCutStages = 5;
 
 // What workers know of a tile of 64 queries.
 struct CutFacts {
-  float log_sum[kTile];  // log2 of the softmax's denominator; first the largest score, as kept
+  float log_sum[kTile];  // log2 of the softmax's denominator; +inf behind the last query
   float delta[kTile];
-  float sum[kTile];
   int counted[2];  // of each 32 queries: every one counts
 };
 
@@ -104,7 +103,8 @@ __device__ __forceinline__ void feed_cut(const CutWalk<E, kGroups>& walk) {
   const T* const grad = head_of<const T>(p.grad_out, p.sequences, walk.batch, walk.head);
   const T* const out = head_of<const T>(p.out, p.sequences, walk.batch, walk.head);
   T* const grad_query = head_of<T>(p.grad_query, p.sequences, walk.batch, walk.head);
-  const float* const stats = p.stats + walk.flat_head * 2 * p.queries;
+  static_assert(kStatNumbers<T> == 1);  // copied as it is kept
+  const float* const stats = stats_of<T>(p, walk.flat_head);
 
   const auto load = [&](int j) {
     if (j < walk.tiles) {
@@ -119,7 +119,6 @@ __device__ __forceinline__ void feed_cut(const CutWalk<E, kGroups>& walk) {
         CutFacts& known = walk.facts[j % kCutStages];
         const bool valid = t < p.queries;
         copy_number_async(known.log_sum + thread, valid ? stats + t : stats, valid);
-        copy_number_async(known.sum + thread, valid ? stats + p.queries + t : stats, valid);
       }
     }
     commit_copies();
@@ -128,8 +127,8 @@ __device__ __forceinline__ void feed_cut(const CutWalk<E, kGroups>& walk) {
   const auto set_facts = [&](int j) {
     CutFacts& known = walk.facts[j % kCutStages];
     if (thread < kTile) {
-      const float sum = known.sum[thread];
-      const float log_sum = sum == 0.0f ? INFINITY : known.log_sum[thread] + log2f(sum);
+      const bool valid = walk.first_query(j) + thread < p.queries;
+      const float log_sum = valid ? known.log_sum[thread] : INFINITY;
       known.log_sum[thread] = log_sum;
       const int counted = __all_sync(0xFFFFFFFFu, log_sum != INFINITY);
       if (lane == 0) known.counted[thread / 32] = counted;

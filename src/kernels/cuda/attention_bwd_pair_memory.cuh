@@ -90,7 +90,7 @@ struct PairAhead {
   static constexpr int kPieces = E::kWidth / 8, kApart = Shape::kAllThreads / kPieces;
   static constexpr int kShare = Shape::kTokens / kApart;
   uint4 out[kShare] = {};
-  float largest = 0.0f, sum = 0.0f;
+  float log_sum = INFINITY;
 
   __device__ __forceinline__ void load(const AttentionCall& p, const TilePlace& at) {
     const T* const rows = head_of<const T>(p.out, {}, at.batch, at.head);
@@ -103,13 +103,8 @@ struct PairAhead {
                    : make_uint4(0, 0, 0, 0);
     }
     const int t = at.first + threadIdx.x;
-    if (threadIdx.x < Shape::kTokens && t < p.length) {
-      const float* const stats = p.stats + at.flat_head(p) * 2 * p.queries;
-      largest = stats[t];
-      sum = stats[p.queries + t];
-    } else {
-      sum = 0.0f;
-    }
+    const bool asked = threadIdx.x < Shape::kTokens && t < p.length;
+    log_sum = asked ? load_log_sum<T>(stats_of<T>(p, at.flat_head(p)), p.queries, t) : INFINITY;
   }
   // delta = dO.O, eight threads a row, or sixteen.
   __device__ __forceinline__ void spread(PairFacts<kHalves>& facts, const T* grad) const {
@@ -123,7 +118,7 @@ struct PairAhead {
       if (threadIdx.x % kPieces == 0) facts.delta[r] = total;
     }
     if (threadIdx.x < Shape::kTokens) {
-      facts.log_sum[threadIdx.x] = log_sum_of(largest, sum);
+      facts.log_sum[threadIdx.x] = log_sum;
     }
   }
 };

@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(kThreads, kPartsCtas<E>)
     for (int half = 0; half < 2; ++half) {
       const int t = low + 8 * half;
       const int64_t at = flat_head * terms + term;
-      log_sum[half] = log_sum_of(plan, asked, p.stats + at * 2 * p.queries, p.queries, t);
+      log_sum[half] = log_sum_of<T>(plan, asked, stats_of<T>(p, at), p.queries, t);
       if (separate) delta[half] = t < plan.queries ? p.delta[at * p.queries + t] : 0.0f;
     }
   };
@@ -248,8 +248,7 @@ __global__ void __launch_bounds__(kThreads, kPartsCtas<E>)
       QueryFacts& known = facts[j % 2];
       if (threadIdx.x < kTile) {
         const int t = start_of(j) + threadIdx.x;
-        known.log_sum[threadIdx.x] =
-            log_sum_of(plan, asked, p.stats + term * 2 * p.queries, p.queries, t);
+        known.log_sum[threadIdx.x] = log_sum_of<T>(plan, asked, stats_of<T>(p, term), p.queries, t);
         known.delta[threadIdx.x] = t < plan.queries ? p.delta[term * p.queries + t] : 0.0f;
       }
       sees_all[j % 2] = set_seen(known, plan, list, start_of(j), first);

@@ -94,8 +94,8 @@ __global__ void __launch_bounds__(kThreads, kTiles == 1 ? 3 : 2)
 #pragma unroll
   for (int i = 0; i < kTiles; ++i) {
     if (threadIdx.x < kTile) {
-      facts[i].log_sum[threadIdx.x] = log_sum_of(plan, real, p.stats + flat_head * 2 * p.queries,
-                                                 p.queries, first + i * kTile + threadIdx.x);
+      facts[i].log_sum[threadIdx.x] = log_sum_of<T>(plan, real, stats_of<T>(p, flat_head),
+                                                    p.queries, first + i * kTile + threadIdx.x);
     }
     load_deltas<T, kWidth>(facts[i].delta, p, plan, real, out, grad, first + i * kTile);
   }

@@ -65,7 +65,7 @@ struct QueryPieces {
   using T = typename E::T;
   static constexpr int kApart = kThreads / 8;  // rows between a thread's pieces, as in load_rows
   uint4 out[kTile / kApart];
-  float largest, sum;
+  float log_sum;
 
   __device__ __forceinline__ void load(const AttentionCall& p, const T* rows, const float* stats,
                                        int first) {
@@ -79,8 +79,7 @@ struct QueryPieces {
     }
     const int t = first + threadIdx.x;
     const bool asked = threadIdx.x < kTile && t < p.queries;
-    largest = asked ? stats[t] : 0.0f;
-    sum = asked ? stats[p.queries + t] : 0.0f;
+    log_sum = asked ? load_log_sum<T>(stats, p.queries, t) : INFINITY;
   }
 
   // Sets log_sum and delta, eight threads a row; this thread's copies of dO have arrived.
@@ -99,7 +98,7 @@ struct QueryPieces {
 #pragma unroll
     for (int list = 0; list < kLists; ++list) {
       if (threadIdx.x < kTile) {
-        facts[list].log_sum[threadIdx.x] = sum == 0.0f ? INFINITY : largest + log2f(sum);
+        facts[list].log_sum[threadIdx.x] = log_sum;
       }
     }
   }
@@ -192,8 +191,7 @@ __global__ void __launch_bounds__(kThreads, kWalkCtas)
                    nullptr);
       load_rows<E>(to + E::kElements, run.rows_of<const T>(p.grad_out), p.grad_out.token, i * kTile,
                    p.length, p.width, nullptr);
-      pieces.load(p, run.rows_of<const T>(p.out), p.stats + run.flat_head(p) * 2 * p.queries,
-                  i * kTile);
+      pieces.load(p, run.rows_of<const T>(p.out), stats_of<T>(p, run.flat_head(p)), i * kTile);
     }
   };
   const auto load_keys = [&](int i, T* to) {

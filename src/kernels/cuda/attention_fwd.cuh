@@ -7,7 +7,7 @@
 // Mapping: a CTA of 4 warps takes 64 queries of a head, a warp 16 of them with all their keys. Key
 // and value tiles of 64 positions pass through two buffers, the next one loading while one is used.
 // The products are those of an engine (engine.cuh).
-// Kept for backward: each query's largest score (in powers of 2) and the sum below it.
+// Kept for backward: the log-sum of each query's softmax (softmax_stats.cuh).
 #pragma once
 
 #include <algorithm>
@@ -179,14 +179,13 @@ __global__ void __launch_bounds__(kThreads, kFwdCtas<E>)
   // Writes the statistics of softmax number `term`; the factors for out.
   const auto finish = [&](int term, float(&factor)[2]) {
     softmax.finish();
-    float* const stats = p.stats + (flat_head * (separate ? 2 : 1) + term) * 2 * p.queries;
+    float* const stats = stats_of<T>(p, flat_head * (separate ? 2 : 1) + term);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       factor[half] = softmax.inverse(half) * dropout.kept;
       const int t = low + 8 * half;
       if (lane % 4 == 0 && t < plan.queries) {
-        stats[t] = softmax.largest[half];
-        stats[p.queries + t] = softmax.sum[half];
+        store_log_sum<T>(stats, p.queries, t, softmax.largest[half], softmax.sum[half]);
       }
     }
   };

@@ -128,7 +128,7 @@ __global__ void __launch_bounds__(kCutGroups* kThreads, 2)
 
   const float scale = fabsf(p.scale) * 1.4426950408889634f;
   const uint32_t flip = p.scale < 0.0f ? 0x80008000u : 0u;  // a negative scale turns the queries
-  float* const stats = p.stats + flat_head * 2 * p.queries;
+  float* const stats = stats_of<T>(p, flat_head);
   bool finite = true;
   for (int i = 0; i < tiles; ++i) {
     wait_copies<kCutQueryTiles - 2>();
@@ -167,8 +167,7 @@ __global__ void __launch_bounds__(kCutGroups* kThreads, 2)
     for (int half = 0; half < 2; ++half) {
       const int t = low + 8 * half;
       if (lane % 4 == 0 && t < p.queries) {
-        stats[t] = softmax.largest[half];
-        stats[p.queries + t] = softmax.sum[half];
+        store_log_sum<T>(stats, p.queries, t, softmax.largest[half], softmax.sum[half]);
       }
     }
     Packed share[kTiles];

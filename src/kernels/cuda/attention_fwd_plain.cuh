@@ -145,13 +145,12 @@ __global__ void __launch_bounds__(F::kAllThreads, F::kCtas)
     }
 
     softmax.finish();
-    float* const stats = p.stats + at.flat_head(p) * 2 * p.queries;
+    float* const stats = stats_of<T>(p, at.flat_head(p));
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int t = low + 8 * half;
       if (lane % 4 == 0 && t < p.queries) {
-        stats[t] = softmax.largest[half];
-        stats[p.queries + t] = softmax.sum[half];
+        store_log_sum<T>(stats, p.queries, t, softmax.largest[half], softmax.sum[half]);
       }
     }
     sync_group(group);  // the group's queries have been read

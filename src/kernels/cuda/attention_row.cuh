@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/cuda/philox.cuh"
+#include "kernels/cuda/softmax_stats.cuh"
 #include "kernels/cuda/tile.cuh"
 
 namespace sinkhorn::cuda {
@@ -83,9 +84,7 @@ __device__ __noinline__ void attention_row(const AttentionCall& p, const Dropout
       }
     }
     if (lane == 0) {
-      float* const stats = p.stats + (flat_head * terms + term) * 2 * p.queries;
-      stats[t] = largest;
-      stats[p.queries + t] = sum;
+      store_log_sum<T>(stats_of<T>(p, flat_head * terms + term), p.queries, t, largest, sum);
     }
   }
   T* const to = head_of<T>(p.out, p.sequences, batch, head) + t * p.out.token;

@@ -31,7 +31,8 @@ void check_attention(const Tensor& query, const Tensor& key, const Tensor& value
 
 AttentionResult allocate_attention(const Tensor& query, const Tensor& key, const Tensor&,
                                    const OptionalTensor& sort, int64_t block,
-                                   std::string_view combine, bool keep) {
+                                   std::string_view combine, const OptionalTensor& mask,
+                                   bool keep) {
   const auto batch = query.sym_size(0), heads = query.sym_size(1), length = query.sym_size(2);
   const auto width = query.sym_size(3), blocks = block_count(key.sym_size(2), block);
   const auto used = used_block(key.sym_size(2), block);
@@ -39,12 +40,14 @@ AttentionResult allocate_attention(const Tensor& query, const Tensor& key, const
   const bool separate =
       sort.has_value() && parse_combine("attention", combine) == Combine::kOutputs;
   const Tensor out = at::empty_like(query);
-  const Tensor stats = at::empty_symint({batch, heads, separate ? 2 : 1, 2, length}, options);
+  const Tensor stats = at::empty_symint(
+      {batch, heads, separate ? 2 : 1, softmax_numbers(query.scalar_type()), length}, options);
   const Tensor rng = at::empty({2}, query.options().dtype(at::kLong));
   Tensor sorted_key = at::empty({0}, query.options()), sorted_value = at::empty_like(sorted_key);
   Tensor weight = at::empty({0}, options);
   if (sort.has_value()) {
-    weight = at::empty_symint({batch, heads, blocks, used + 1}, options);
+    weight =
+        at::empty_symint({batch, heads, blocks, weight_row(key.sym_size(2), block, mask)}, options);
     if (keep) {
       sorted_key = at::empty_symint({batch, heads, blocks, used, width}, query.options());
       sorted_value = at::empty_like(sorted_key);
@@ -143,7 +146,7 @@ AttentionResult attention_fwd_meta(const Tensor& query, const Tensor& key, const
                                    int64_t window, const OptionalTensor& mask,
                                    std::optional<double> scale, double dropout_p, bool keep) {
   check_attention(query, key, value, sort, block, causal, combine, window, mask, scale, dropout_p);
-  return allocate_attention(query, key, value, sort, block, combine, keep);
+  return allocate_attention(query, key, value, sort, block, combine, mask, keep);
 }
 
 Gradients attention_bwd_meta(const Tensor&, const Tensor& query, const Tensor& key,

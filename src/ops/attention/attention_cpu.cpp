@@ -21,7 +21,7 @@ AttentionResult attention_fwd_cpu(const Tensor& query, const Tensor& key, const 
                                   const OptionalTensor& mask, std::optional<double> scale,
                                   double dropout_p, bool keep) {
   check_attention(query, key, value, sort, block, causal, combine, window, mask, scale, dropout_p);
-  AttentionResult result = allocate_attention(query, key, value, sort, block, combine, keep);
+  AttentionResult result = allocate_attention(query, key, value, sort, block, combine, mask, keep);
   auto& [out, stats, sorted_key, sorted_value, weight, sorted_out, rng] = result;
   for (const Tensor& x : {out, sorted_key, sorted_value}) prefer_large_pages(x);
   rng = draw_rng(dropout_p);

@@ -26,7 +26,7 @@ AttentionResult attention_fwd_cuda(const Tensor& query, const Tensor& key, const
                                    int64_t window, const OptionalTensor& mask,
                                    std::optional<double> scale, double dropout_p, bool keep) {
   check_attention(query, key, value, sort, block, causal, combine, window, mask, scale, dropout_p);
-  AttentionResult result = allocate_attention(query, key, value, sort, block, combine, keep);
+  AttentionResult result = allocate_attention(query, key, value, sort, block, combine, mask, keep);
   auto& [out, stats, sorted_key, sorted_value, weight, sorted_out, rng] = result;
   if (dropout_p > 0.0) rng = composite::draw_rng(dropout_p, query);
   CudaAttention kernels(query, key, value, sort, block, (key.size(2) - 1) / block + 1, mask, scale,

@@ -21,16 +21,18 @@ void check_sortcut(const Tensor& query, const Tensor& key, const Tensor& value, 
 }
 
 SortcutResult allocate_sortcut(const Tensor& query, const Tensor& key, const Tensor&, const Tensor&,
-                               int64_t block, int64_t budget) {
+                               int64_t block, int64_t budget, const OptionalTensor& mask) {
   const auto batch = query.sym_size(0), heads = query.sym_size(1), width = query.sym_size(3);
   const auto used = used_block(key.sym_size(2), block);
   const auto options = query.options().dtype(compute_type(query.scalar_type()));
-  return {at::empty_like(query),
-          at::empty_symint({batch, heads, 1, 2, query.sym_size(2)}, options),
-          at::empty_symint({batch, heads, budget, used, width}, query.options()),
-          at::empty_symint({batch, heads, budget, used, width}, query.options()),
-          at::empty_symint({batch, heads, budget, used + 1}, options),
-          at::empty({2}, query.options().dtype(at::kLong))};
+  return {
+      at::empty_like(query),
+      at::empty_symint({batch, heads, 1, softmax_numbers(query.scalar_type()), query.sym_size(2)},
+                       options),
+      at::empty_symint({batch, heads, budget, used, width}, query.options()),
+      at::empty_symint({batch, heads, budget, used, width}, query.options()),
+      at::empty_symint({batch, heads, budget, weight_row(key.sym_size(2), block, mask)}, options),
+      at::empty({2}, query.options().dtype(at::kLong))};
 }
 
 namespace {
@@ -102,7 +104,7 @@ SortcutResult sortcut_fwd_meta(const Tensor& query, const Tensor& key, const Ten
                                const OptionalTensor& mask, std::optional<double> scale,
                                double dropout_p) {
   check_sortcut(query, key, value, sort, block, budget, mask, scale, dropout_p);
-  return allocate_sortcut(query, key, value, sort, block, budget);
+  return allocate_sortcut(query, key, value, sort, block, budget, mask);
 }
 
 Gradients sortcut_bwd_meta(const Tensor&, const Tensor& query, const Tensor& key,

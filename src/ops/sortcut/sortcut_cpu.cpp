@@ -19,7 +19,7 @@ SortcutResult sortcut_fwd_cpu(const Tensor& query, const Tensor& key, const Tens
                               const OptionalTensor& mask, std::optional<double> scale,
                               double dropout_p) {
   check_sortcut(query, key, value, sort, block, budget, mask, scale, dropout_p);
-  SortcutResult result = allocate_sortcut(query, key, value, sort, block, budget);
+  SortcutResult result = allocate_sortcut(query, key, value, sort, block, budget, mask);
   auto& [out, stats, sorted_key, sorted_value, weight, rng] = result;
   for (const Tensor& x : {out, sorted_key, sorted_value}) prefer_large_pages(x);
   rng = draw_rng(dropout_p);

@@ -24,7 +24,7 @@ SortcutResult sortcut_fwd_cuda(const Tensor& query, const Tensor& key, const Ten
                                const OptionalTensor& mask, std::optional<double> scale,
                                double dropout_p) {
   check_sortcut(query, key, value, sort, block, budget, mask, scale, dropout_p);
-  SortcutResult result = allocate_sortcut(query, key, value, sort, block, budget);
+  SortcutResult result = allocate_sortcut(query, key, value, sort, block, budget, mask);
   auto& [out, stats, sorted_key, sorted_value, weight, rng] = result;
   if (dropout_p > 0.0) rng = composite::draw_rng(dropout_p, query);
   CudaAttention kernels =
