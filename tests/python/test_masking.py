@@ -193,12 +193,14 @@ def reads(case, mask: torch.Tensor | None, token: int) -> tuple[torch.Tensor, to
     for causal, combine, window in cases.ATTENTION_RULES]
     + [Attention(causal, "concat", window, "none", sorted=False, **SHAPE)
        for causal in ("none", "strict") for window in (0, 1)]
-    + [Attention("strict", "concat", 0, "block", **SHAPE)], ids=str)
+    + [Attention("strict", "concat", 0, "block", **SHAPE)]
+    + [Attention(causal, "concat", 0, "none", B=2, H=2, L=512, block=256, D=64)
+       for causal in ("none", "strict", "inclusive")], ids=str)
 def test_nan_in_a_real_token_reaches_what_reads_it_and_no_block_that_does_not(
         case, name, dtype, device):
     inputs = case.inputs(dtype, device)
     mask = None if inputs["mask"] is None else inputs["mask"].cpu()
-    for token in (0, 5, 7, 17, 25):
+    for token in sorted({0, 5, 7, 17, 25, 3 * case.L // 4, case.L - 1}):
         if mask is not None and not mask[1, token]:
             continue
         poisoned = inputs[name].clone()

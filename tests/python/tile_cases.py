@@ -115,7 +115,23 @@ def _wide_pairs() -> list[Attention]:
             _attention(1, 2, 512, 128, 128, "strict")]
 
 
-ATTENTION_TILES = [*_attentions(), *_every_rule(), *MANY_BLOCKS, *_wide_pairs()]
+def _long_blocks() -> list[Attention]:
+    """Blocks of several pairs of tiles. Whole ones of 256 have ways of their own, forward and
+    backward, and larger multiples of 128 have forward's; a short last block has weights, and with
+    them, a mask or other sizes it is the general kernels' turn."""
+    rules = ("none", "strict", "inclusive")
+    found = [_attention(B, H, length, 256, D, causal)
+             for (B, H, length, D), causal in product(((2, 2, 768, 64), (1, 3, 512, 40),
+                                                       (2, 1, 256, 64), (1, 2, 700, 64)), rules)]
+    found += [_attention(1, 2, 1024, 512, 64, causal) for causal in rules]
+    return [*found, _attention(8, 8, 768, 256, 64, "strict"),  # more than a card's multiprocessors
+            _attention(9, 5, 1024, 256, 64, "inclusive"),
+            _attention(1, 2, 1280, 256, 56, "strict", scale=-0.1),
+            _attention(1, 2, 768, 256, 64, "strict", 0, "holes"),
+            _attention(1, 2, 1152, 384, 40, "strict"), _attention(1, 2, 960, 320, 64, "strict")]
+
+
+ATTENTION_TILES = [*_attentions(), *_every_rule(), *MANY_BLOCKS, *_wide_pairs(), *_long_blocks()]
 
 
 def _few_blocks() -> list[Attention]:

@@ -4,6 +4,7 @@
 //   attention_fwd_cut         sortcut, rows * b <= 128                    128 queries         52 us
 //   attention_fwd_plain       a sort, 64 % b == 0                         64 queries         105
 //                             a sort, b = 128                             128 queries        165
+//                             a sort, b a larger multiple of 128          128 queries
 //                             a window within the tile before, causal     64 queries         102
 //                             a sort and such a window                    64 queries
 //   attention_fwd             everything else                             64 queries         120
@@ -11,6 +12,7 @@
 //   attention_bwd_cut         sortcut, rows * b <= 128                    64 queries         117
 //   attention_bwd_pair        a sort, no window, 64 % b == 0, D <= 128    64 tokens          208
 //                             a sort, no window, b = 128                  128 tokens         268
+//   attention_bwd_long        a sort, no window, b = 256                  256 tokens
 //   attention_bwd_together    no window, 64 % b == 0 or b = 128           64, 128 tokens   -, 495
 //   attention_bwd_walk        a window within the tile before, causal,    a run of 64s       164
 //                             with and without a sort
@@ -19,12 +21,12 @@
 //
 // Measured: on the H200, bf16, 65,536 tokens of 8 heads, D = 64, at f665537; what these replaced
 // (attention_fwd at a sort, `together`, the general ones at a window of 1) at 82822a9. `cut`,
-// `plain`, `pair` and `walk` are Hopper's, for D in (32, 64], `pair` where said so to 128, half
-// types, without masks, weights or dropout: the common cases (with a sort at b = 64 they move 3.8
-// TB/s of 4.1). `pair` above 64 has not been measured. `together` is for D <= 64 in half types. The
-// rest is instantiated for widths 32, 64, 128 and 256 (for_engine), and for float32 to 128
-// (for_float_engine). Key tiles are 64 positions throughout: with 128, D = 64 in backward takes
-// more registers than two CTAs have.
+// `plain`, `pair`, `long` and `walk` are Hopper's, for D in (32, 64], `pair` where said so to 128,
+// half types, without masks, weights or dropout: the common cases (with a sort at b = 64 they move
+// 3.8 TB/s of 4.1). `pair` above 64 and blocks above 128 have not been measured. `together` is for
+// D <= 64 in half types. The rest is instantiated for widths 32, 64, 128 and 256 (for_engine), and
+// for float32 to 128 (for_float_engine). Key tiles are 64 positions throughout: with 128, D = 64 in
+// backward takes more registers than two CTAs have.
 #include "kernels/cuda/attention_cut.cuh"
 #include "kernels/cuda/sort.h"
 
@@ -62,6 +64,15 @@ bool takes_together(const AttentionCall& call) {
 bool takes_pair(const AttentionCall& call) {
   return sees_whole_tiles(call) && call.rows > 0 && is_common(call, fills_tiles(call) ? 128 : 64);
 }
+// No window; a block is several pairs of tiles, and all of them are full.
+bool takes_long(const AttentionCall& call) {
+  return !call.sortcut && call.window == 0 && call.rows > 0 && has_one_softmax(call) &&
+         call.block > 2 * kTile && call.block % (2 * kTile) == 0 && call.length % call.block == 0 &&
+         is_common(call);
+}
+bool takes_bwd_long(const AttentionCall& call) {
+  return call.block == kLongBlock && takes_long(call);
+}
 bool takes_walk(const AttentionCall& call) {
   return !call.sortcut && call.causal != Causal::kNone && fills_tiles(call) && call.window > 0 &&
          call.window <= kTile / call.block && has_one_softmax(call) && is_common(call);
@@ -93,7 +104,7 @@ bool covers_attention(const AttentionCall& call) {
 void launch_attention_fwd(const AttentionCall& call, Stream stream) {
   if (call.type == Type::kFloat32) return launch_attention_fwd_float(call, stream);
   if (takes_cut(call)) return launch_attention_fwd_cut(call, stream);
-  if ((takes_pair(call) && call.width <= 64) || takes_walk(call)) {
+  if ((takes_pair(call) && call.width <= 64) || takes_long(call) || takes_walk(call)) {
     return launch_attention_fwd_plain(call, stream);
   }
   launch_attention_fwd_general(call, stream);
@@ -107,13 +118,15 @@ int sortcut_splits(const AttentionCall& call) {
 
 bool keeps_delta(const AttentionCall& call) {
   return call.type == Type::kFloat32 ||
-         !(takes_cut(call) || takes_pair(call) || takes_together(call) || takes_walk(call));
+         !(takes_cut(call) || takes_pair(call) || takes_bwd_long(call) || takes_together(call) ||
+           takes_walk(call));
 }
 
 void launch_attention_bwd(const AttentionCall& call, Stream stream) {
   if (call.type == Type::kFloat32) return launch_attention_bwd_float(call, stream);
   if (takes_cut(call)) return launch_attention_bwd_cut(call, stream);
   if (takes_pair(call)) return launch_attention_bwd_pair(call, stream);
+  if (takes_bwd_long(call)) return launch_attention_bwd_long(call, stream);
   if (takes_together(call)) return launch_attention_bwd_together(call, stream);
   if (takes_walk(call)) return launch_attention_bwd_walk(call, stream);
   launch_attention_bwd_parts(call, stream);

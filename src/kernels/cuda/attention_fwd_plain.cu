@@ -11,10 +11,12 @@ void launch_attention_fwd_plain(const AttentionCall& call, Stream stream) {
       const auto go = [&]<class F>() {
         const int groups = (call.length + F::kTokens - 1) / F::kTokens * call.heads * call.batch;
         launch("attention_fwd_plain", attention_fwd_plain_kernel<F>,
-               dim3(std::min(groups, F::kCtas * multiprocessors())), F::kAllThreads, F::kShared,
-               stream, call, groups);
+               dim3(std::min(groups, F::kCtas * multiprocessors())), F::kAllThreads,
+               attention_fwd_plain_shared<F>(), stream, call, groups);
       };
-      if (call.window == 0 && call.block > kTile) {
+      if (call.window == 0 && call.block > 2 * kTile) {
+        go.template operator()<LongForward<E>>();
+      } else if (call.window == 0 && call.block > kTile) {
         go.template operator()<PlainForward<E, true, false, 2, 4, 2>>();
       } else if (call.window == 0) {
         go.template operator()<PlainForward<E, true, false, 1, 3, 3>>();

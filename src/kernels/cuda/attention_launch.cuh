@@ -99,6 +99,9 @@ inline int even_shares(int64_t heads, int tiles, int slots) {
   return best;
 }
 
+// The block that attention_bwd_long is for.
+constexpr int kLongBlock = 4 * kTile;
+
 // The ways to do it, chosen in attention_dispatch.cu.
 void launch_attention_fwd_general(const AttentionCall& call, Stream stream);
 void launch_attention_fwd_plain(const AttentionCall& call, Stream stream);
@@ -106,6 +109,7 @@ void launch_attention_fwd_float(const AttentionCall& call, Stream stream);
 void launch_attention_bwd_parts(const AttentionCall& call, Stream stream);
 void launch_attention_bwd_together(const AttentionCall& call, Stream stream);
 void launch_attention_bwd_pair(const AttentionCall& call, Stream stream);
+void launch_attention_bwd_long(const AttentionCall& call, Stream stream);
 void launch_attention_bwd_walk(const AttentionCall& call, Stream stream);
 void launch_attention_bwd_float(const AttentionCall& call, Stream stream);
 
