@@ -42,7 +42,7 @@ TORCH_LIBRARY(sinkhorn, m) {
       "out, "
       "Tensor stats, Tensor sorted_key, Tensor sorted_value, Tensor weight, Tensor sorted_out, "
       "Tensor rng, int block, str causal, str combine, int window, Tensor? mask, float? scale, "
-      "float dropout_p) -> (Tensor, Tensor, Tensor, Tensor)");
+      "float dropout_p, bool packed=False) -> (Tensor, Tensor, Tensor, Tensor)");
 
   m.def(
       "sortcut(Tensor query, Tensor key, Tensor value, Tensor sort, int block, int budget, "

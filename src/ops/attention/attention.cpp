@@ -4,6 +4,7 @@
 #include <ATen/ops/empty_like.h>
 #include <torch/csrc/autograd/functions/utils.h>
 
+#include "ops/attention/packed.h"
 #include "ops/autograd.h"
 
 namespace sinkhorn::ops {
@@ -69,7 +70,7 @@ using BwdSignature = Gradients(const Tensor&, const Tensor&, const Tensor&, cons
                                const OptionalTensor&, const Tensor&, const Tensor&, const Tensor&,
                                const Tensor&, const Tensor&, const Tensor&, const Tensor&, int64_t,
                                std::string_view, std::string_view, int64_t, const OptionalTensor&,
-                               std::optional<double>, double);
+                               std::optional<double>, double, bool);
 
 AttentionResult call_fwd(const Tensor& query, const Tensor& key, const Tensor& value,
                          const OptionalTensor& sort, int64_t block, std::string_view causal,
@@ -113,11 +114,11 @@ class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
     static const auto op = find_op<BwdSignature>("attention_bwd");
     const auto s = context->get_saved_variables();
     auto& data = context->saved_data;
-    auto [query, key, value, sort] =
-        op.call(grads[0], s[0], s[1], s[2], or_none(s[3]), s[4], s[5], s[6], s[7], s[8], s[9],
-                s[10], data["block"].toInt(), data["causal"].toStringRef(),
-                data["combine"].toStringRef(), data["window"].toInt(), or_none(s[11]),
-                data["scale"].toOptional<double>(), data["dropout_p"].toDouble());
+    auto [query, key, value, sort] = op.call(
+        grads[0], s[0], s[1], s[2], or_none(s[3]), s[4], s[5], s[6], s[7], s[8], s[9], s[10],
+        data["block"].toInt(), data["causal"].toStringRef(), data["combine"].toStringRef(),
+        data["window"].toInt(), or_none(s[11]), data["scale"].toOptional<double>(),
+        data["dropout_p"].toDouble(), are_packed(s[0], s[1], s[2]));
     variable_list result(11);
     result[0] = query;
     result[1] = key;
@@ -154,8 +155,9 @@ Gradients attention_bwd_meta(const Tensor&, const Tensor& query, const Tensor& k
                              const Tensor&, const Tensor&, const Tensor&, const Tensor&,
                              const Tensor&, const Tensor&, int64_t, std::string_view,
                              std::string_view, int64_t, const OptionalTensor&,
-                             std::optional<double>, double) {
-  return {at::empty_like(query), at::empty_like(key), at::empty_like(value),
+                             std::optional<double>, double, bool packed) {
+  const auto gradients = allocate_gradients(query, key, value, packed);
+  return {gradients[0], gradients[1], gradients[2],
           sort.has_value() ? at::empty_symint(sort->sym_sizes(), sort->options())
                            : at::empty({0}, query.options())};
 }

@@ -39,12 +39,13 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_bwd_cpu(
     const OptionalTensor& sort, const Tensor& out, const Tensor& stats, const Tensor& sorted_key,
     const Tensor& sorted_value, const Tensor& weight, const Tensor& sorted_out, const Tensor& rng,
     int64_t block, std::string_view causal, std::string_view combine, int64_t window,
-    const OptionalTensor& mask, std::optional<double> scale, double dropout_p) {
+    const OptionalTensor& mask, std::optional<double> scale, double dropout_p, bool packed) {
   AttentionCall call(query, key, value, sort, block, mask, scale);
   call.set_saved(out, stats, sorted_key, sorted_value, weight);
   call.p.sorted_out = sorted_out.data_ptr();
   set_options(call, causal, combine, window, dropout_p, rng);
-  const AttentionGradients gradients(call, grad, query, key, value, sort);
+  const AttentionGradients gradients(call, grad, allocate_gradients(query, key, value, packed),
+                                     sort);
   cpu::kernels().attention_bwd(call.p, executor());
   return gradients.result();
 }

@@ -3,6 +3,7 @@
 
 #include "ops/attention/attention.h"
 #include "ops/attention/cuda_call.h"
+#include "ops/attention/packed.h"
 #include "ops/composite/composite.h"
 #include "ops/composite/recompute.h"
 #include "ops/composite/rng.h"
@@ -48,11 +49,12 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_bwd_cuda(
     const OptionalTensor& sort, const Tensor& out, const Tensor& stats, const Tensor& sorted_key,
     const Tensor& sorted_value, const Tensor& weight, const Tensor& sorted_out, const Tensor& rng,
     int64_t block, std::string_view causal, std::string_view combine, int64_t window,
-    const OptionalTensor& mask, std::optional<double> scale, double dropout_p) {
+    const OptionalTensor& mask, std::optional<double> scale, double dropout_p, bool packed) {
   CudaAttention kernels(query, key, value, sort, block, (key.size(2) - 1) / block + 1, mask, scale,
                         dropout_p);
   set_options(kernels, causal, combine, window);
   if (kernels.covered()) {
+    kernels.packs_gradients = packed;
     return kernels.backward(grad, out, stats, sorted_key, sorted_value, weight, sorted_out, rng);
   }
   const auto gradients = composite::recompute_gradients(
@@ -62,8 +64,13 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_bwd_cuda(
         return composite::attention(inputs[0], inputs[1], inputs[2], relaxed, block, causal,
                                     combine, window, mask, scale, dropout_p, rng);
       });
-  return {laid_out_like(query, gradients[0]), laid_out_like(key, gradients[1]),
-          laid_out_like(value, gradients[2]),
+  const std::array<Tensor, 3> given = {query, key, value};
+  std::array<Tensor, 3> results;
+  if (packed) results = allocate_gradients(query, key, value, packed);
+  for (size_t i = 0; i < 3; ++i) {
+    results[i] = packed ? results[i].copy_(gradients[i]) : laid_out_like(given[i], gradients[i]);
+  }
+  return {results[0], results[1], results[2],
           sort.has_value() ? gradients[3] : at::empty({0}, query.options())};
 }
 

@@ -2,12 +2,12 @@
 #pragma once
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
 
 #include <algorithm>
 #include <cmath>
 
 #include "kernels/cpu/dispatch.h"
+#include "ops/attention/packed.h"
 #include "ops/common.h"
 
 namespace sinkhorn::ops {
@@ -62,37 +62,45 @@ struct AttentionCall {
 // The gradients of one call and the buffers they pass through.
 class AttentionGradients {
  public:
-  AttentionGradients(AttentionCall& call, const Tensor& grad, const Tensor& query,
-                     const Tensor& key, const Tensor& value, const OptionalTensor& sort)
-      : query_(at::empty_like(query)),
-        key_layout_(key),
-        value_layout_(value),
-        type_(query.scalar_type()),
-        sort_type_(sort.has_value() ? sort->scalar_type() : type_) {
+  // results: memory for the gradients of query, key and value.
+  AttentionGradients(AttentionCall& call, const Tensor& grad, const std::array<Tensor, 3>& results,
+                     const OptionalTensor& sort)
+      : query_(results[0]),
+        key_(results[1]),
+        value_(results[2]),
+        sort_type_(sort.has_value() ? sort->scalar_type() : query_.scalar_type()) {
     SortParams& s = call.p.sort;
-    const auto options = query.options().dtype(compute_type(type_));
-    key_ = at::empty(key.sizes(), options);
-    value_ = at::empty(key.sizes(), options);
+    const auto options = query_.options().dtype(compute_type(query_.scalar_type()));
+    working_key_ = working(key_, options);
+    working_value_ = working(value_, options);
     sort_ = at::empty({0}, options);
     if (sort.has_value()) {
       sort_ = at::empty(sort->sizes(), options);
       s.grad_sort = sort_.data_ptr();
     }
-    s.grad_key = key_.data_ptr();
-    s.grad_value = value_.data_ptr();
+    s.grad_key = working_key_.data_ptr();
+    s.grad_value = working_value_.data_ptr();
     call.p.grad_query = view_of(query_);
     call.p.grad_out = view_of(grad);
-    for (const Tensor& x : {query_, key_, value_, sort_}) prefer_large_pages(x);
+    for (const Tensor& x : {query_, working_key_, working_value_, sort_}) prefer_large_pages(x);
   }
 
   std::tuple<Tensor, Tensor, Tensor, Tensor> result() const {
-    return {query_, laid_out_like(key_layout_, key_), laid_out_like(value_layout_, value_),
-            sort_.to(sort_type_)};
+    if (!key_.is_same(working_key_)) key_.copy_(working_key_);
+    if (!value_.is_same(working_value_)) value_.copy_(working_value_);
+    return {query_, key_, value_, sort_.to(sort_type_)};
   }
 
  private:
-  Tensor query_, key_layout_, value_layout_, key_, value_, sort_;
-  at::ScalarType type_, sort_type_;
+  // The kernels add up in rows one behind another, in the type of sums.
+  static Tensor working(const Tensor& result, const at::TensorOptions& options) {
+    const bool as_it_is = result.is_contiguous() &&
+                          result.scalar_type() == c10::typeMetaToScalarType(options.dtype());
+    return as_it_is ? result : at::empty(result.sizes(), options);
+  }
+
+  Tensor query_, key_, value_, working_key_, working_value_, sort_;
+  at::ScalarType sort_type_;
 };
 
 }  // namespace sinkhorn::ops

@@ -12,6 +12,7 @@
 #include <limits>
 
 #include "kernels/cuda/sort.h"
+#include "ops/attention/packed.h"
 #include "ops/composite/blocks.h"
 #include "ops/stream.h"
 
@@ -254,8 +255,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> CudaAttention::backward(
   call.out = tokens_of(given_out);
   call.grad_out = tokens_of(grad_out);
 
-  const Tensor query = at::empty_like(given_query_), key = at::empty_like(given_key_),
-               value = at::empty_like(given_value_);
+  const auto [query, key, value] =
+      allocate_gradients(given_query_, given_key_, given_value_, packs_gradients);
   // The library adds to keys and values in blocks, which only a contiguous tensor is.
   const auto written_like = [&](const Tensor& x) {
     return by_library() && !x.is_contiguous()

@@ -15,7 +15,8 @@ class CudaAttention {
                 const OptionalTensor& sort, int64_t block, int64_t rows, const OptionalTensor& mask,
                 std::optional<double> scale, double dropout_p);
 
-  cuda::AttentionCall call{};  // the options left to the caller: causal, combine, window, sortcut
+  cuda::AttentionCall call{};    // the options left to the caller: causal, combine, window, sortcut
+  bool packs_gradients = false;  // those of query, key and value are thirds of one tensor
 
   // To be asked when the options are set.
   bool covered() const;

@@ -39,7 +39,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> sortcut_bwd_cpu(
   AttentionCall call(query, key, value, sort, block, mask, scale);
   call.set_saved(out, stats, sorted_key, sorted_value, weight);
   set_options(call, budget, dropout_p, rng);
-  const AttentionGradients gradients(call, grad, query, key, value, sort);
+  const AttentionGradients gradients(call, grad, allocate_gradients(query, key, value, false),
+                                     sort);
   cpu::kernels().sortcut_bwd(call.p, executor());
   return gradients.result();
 }
