@@ -90,7 +90,8 @@ at::Tensor SortState::prefill(const at::Tensor& x, const nn::SinkhornAttention::
                               const Prompt& prompt) {
   const int64_t block = config_.block, length = x.size(1), blocks = blocks_of(length, block);
   const at::Tensor last = (prompt.lengths - 1).div(block, "floor");  // [R]
-  const at::Tensor logits = net_.forward(x, prompt.mask);
+  const nn::SortNet::Blocks pooled = net_.blocks(x, prompt.mask);
+  const at::Tensor logits = net_.logits(pooled);
   const at::Tensor r = attention_.balanced(logits, prompt.mask);
 
   const at::Tensor rows = at::arange(blocks, last.options());
@@ -100,7 +101,9 @@ at::Tensor SortState::prefill(const at::Tensor& x, const nn::SinkhornAttention::
     fill_slots(sums_, 3, prompt.slots, column_sums(logits, pairs.unsqueeze(1), config_),
                empty_sum(config_));
   }
-  if (net_.bilinear()) fill_slots(sources_, 2, prompt.slots, net_.sources(x, prompt.mask), 0.0);
+  if (net_.bilinear()) {
+    fill_slots(sources_, 2, prompt.slots, net_.project_sources(pooled.sources), 0.0);
+  }
 
   begin_pools(x, prompt, last);
 

@@ -9,6 +9,7 @@
 #include <algorithm>
 
 #include "nn/dense_attention.h"
+#include "nn/heads.h"
 #include "sinkhorn/error.h"
 #include "sinkhorn/ops.h"
 
@@ -50,9 +51,8 @@ SinkhornAttention::SinkhornAttention(const AttentionConfig& config, const Attent
 }
 
 SinkhornAttention::Heads SinkhornAttention::project(const at::Tensor& x) {
-  const auto parts = qkv_->forward(x).split(place_.width, 2);
-  const auto head = [&](size_t part) { return split_heads(parts[part], place_.heads); };
-  return {head(0), head(1), head(parts.size() - 1)};
+  const auto parts = split_parts(qkv_->forward(x), config_.tie_kv ? 2 : 3, place_.heads);
+  return {parts[0], parts[1], parts.back()};
 }
 
 at::Tensor SinkhornAttention::sort(const at::Tensor& x, const std::optional<at::Tensor>& mask) {
@@ -134,7 +134,9 @@ at::Tensor SinkhornAttention::forward(const at::Tensor& input, const Context& co
   if (context.mask.has_value()) x = at::where(context.mask->unsqueeze(2), x, 0);
   std::optional<at::Tensor> r;
   if (sorts()) {
-    r = sort(x, context.mask);
+    const SortNet::Blocks blocks = sort_net_->blocks(x, context.mask);
+    r = balanced(sort_net_->logits(blocks), context.mask);
+    x = blocks.x;
     if (context.sorts != nullptr) context.sorts->push_back(*r);
   }
   return output(attend(project(x), r, context.mask));
@@ -160,8 +162,8 @@ at::Tensor CrossAttention::forward(const at::Tensor& x, const at::Tensor& memory
 }
 
 std::pair<at::Tensor, at::Tensor> CrossAttention::read(const at::Tensor& memory) {
-  const auto parts = key_value_->forward(memory).split(place_.width, 2);
-  return {split_heads(parts[0], place_.heads), split_heads(parts[1], place_.heads)};
+  const auto parts = split_parts(key_value_->forward(memory), 2, place_.heads);
+  return {parts[0], parts[1]};
 }
 
 at::Tensor CrossAttention::queries(const at::Tensor& x) {

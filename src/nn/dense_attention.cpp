@@ -35,12 +35,4 @@ at::Tensor dense_attention(const at::Tensor& query, const at::Tensor& key, const
   return masked_attention(query, key, value, visible, options.dropout);
 }
 
-at::Tensor split_heads(const at::Tensor& x, int64_t heads) {
-  return x.view({x.size(0), x.size(1), heads, x.size(2) / heads}).transpose(1, 2);
-}
-
-at::Tensor join_heads(const at::Tensor& x) {
-  return x.transpose(1, 2).reshape({x.size(0), x.size(2), x.size(1) * x.size(3)});
-}
-
 }  // namespace sinkhorn::nn

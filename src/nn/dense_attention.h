@@ -22,8 +22,4 @@ at::Tensor dense_attention(const at::Tensor& query, const at::Tensor& key, const
 at::Tensor masked_attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                             const at::Tensor& visible, double dropout);
 
-// [B, L, E] -> [B, H, L, D] and back.
-at::Tensor split_heads(const at::Tensor& x, int64_t heads);
-at::Tensor join_heads(const at::Tensor& x);
-
 }  // namespace sinkhorn::nn

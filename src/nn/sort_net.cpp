@@ -5,11 +5,10 @@
 
 #include <cmath>
 
-#include "nn/dense_attention.h"
-#include "ops/common.h"
+#include "nn/heads.h"
+#include "ops/pool/pooled.h"
 #include "sinkhorn/error.h"
 #include "sinkhorn/nn/attention.h"
-#include "sinkhorn/ops.h"
 
 namespace sinkhorn::nn {
 namespace {
@@ -35,14 +34,14 @@ SortNet::SortNet(const AttentionConfig& config, const AttentionPlace& place)
   if (deep) second_ = register_module("second", std::make_shared<Linear>(width, columns, true));
 }
 
-at::Tensor SortNet::destinations(const at::Tensor& x, const std::optional<at::Tensor>& mask) const {
-  return widen(pool(x, {config_.block, config_.pooling, place_.decoder, mask}));
-}
-
-at::Tensor SortNet::sources(const at::Tensor& x, const std::optional<at::Tensor>& mask) {
-  if (!own_sources()) return project_sources(destinations(x, mask));
-  const std::string mode = config_.pooling == "sum" ? "sum" : "mean";
-  return project_sources(widen(pool(x, {config_.block, mode, /*causal=*/false, mask})));
+SortNet::Blocks SortNet::blocks(const at::Tensor& x, const std::optional<at::Tensor>& mask) const {
+  std::vector<ops::PoolKind> kinds = {{config_.pooling, place_.decoder}};
+  const bool apart = bilinear() && own_sources();
+  if (apart) kinds.push_back({config_.pooling == "sum" ? "sum" : "mean", /*causal=*/false});
+  const ops::Pooled pooled = ops::pooled(x, config_.block, kinds, mask);
+  Blocks result{pooled.x, widen(pooled.pools[0]), {}};
+  if (bilinear()) result.sources = apart ? widen(pooled.pools[1]) : result.destinations;
+  return result;
 }
 
 at::Tensor SortNet::project_sources(const at::Tensor& pooled) {
@@ -64,17 +63,20 @@ at::Tensor SortNet::rows(const at::Tensor& pooled, const at::Tensor& sources) {
   return y.view({y.size(0), y.size(1), place_.heads, max_blocks_}).transpose(1, 2);
 }
 
-at::Tensor SortNet::forward(const at::Tensor& x, const std::optional<at::Tensor>& mask) {
-  const at::Tensor pooled = destinations(x, mask);
-  if (bilinear()) return rows(pooled, own_sources() ? sources(x, mask) : project_sources(pooled));
-  const int64_t blocks = pooled.size(1);
-  if (blocks > max_blocks_) {
-    throw UsageError("attention: " + std::to_string(x.size(1)) + " tokens make " +
-                     std::to_string(blocks) + " blocks, and the sort network '" + config_.sort_net +
+at::Tensor SortNet::logits(const Blocks& blocks) {
+  if (bilinear()) return rows(blocks.destinations, project_sources(blocks.sources));
+  const int64_t count = blocks.destinations.size(1);
+  if (count > max_blocks_) {
+    throw UsageError("attention: " + std::to_string(blocks.x.size(1)) + " tokens make " +
+                     std::to_string(count) + " blocks, and the sort network '" + config_.sort_net +
                      "' has columns for " + std::to_string(max_blocks_) +
                      "; set max_blocks (or the model's max_length) higher, or sort_net bilinear");
   }
-  return rows(pooled, {}).slice(3, 0, blocks);
+  return rows(blocks.destinations, {}).slice(3, 0, count);
+}
+
+at::Tensor SortNet::forward(const at::Tensor& x, const std::optional<at::Tensor>& mask) {
+  return logits(blocks(x, mask));
 }
 
 }  // namespace sinkhorn::nn

@@ -1,6 +1,9 @@
 // SinkhornAttention: how it puts the operators together, what masks hide, and where chance enters.
 #include "sinkhorn/nn/attention.h"
 
+#include <torch/csrc/autograd/autograd.h>
+
+#include <cmath>
 #include <limits>
 
 #include "nn/support.h"
@@ -67,11 +70,23 @@ at::Tensor composed(const SinkhornAttention& attention, const AttentionConfig& c
   const std::string causal = decoder ? c.causal : "none";
   const at::Tensor pooled = pool(x, {c.block, c.pooling, decoder, mask});
   const int64_t blocks = pooled.size(1);
-  const at::Tensor logits = at::linear(pooled, parameter(attention, "sort_net.first.weight"),
-                                       parameter(attention, "sort_net.first.bias"))
-                                .reshape({x.size(0), blocks, kHeads, -1})
-                                .slice(3, 0, blocks)
-                                .transpose(1, 2);
+  at::Tensor logits;
+  if (c.sort_net == "bilinear") {
+    const at::Tensor sources =
+        causal == "strict" ? pool(x, {c.block, "mean", /*causal=*/false, mask}) : pooled;
+    const auto project = [&](const at::Tensor& y, const std::string& name) {
+      return heads_of(at::linear(y, parameter(attention, "sort_net." + name + ".weight")));
+    };
+    logits =
+        at::matmul(project(pooled, "destination"), project(sources, "source").transpose(2, 3)) /
+        std::sqrt(static_cast<double>(kWidth / kHeads));
+  } else {
+    logits = at::linear(pooled, parameter(attention, "sort_net.first.weight"),
+                        parameter(attention, "sort_net.first.bias"))
+                 .reshape({x.size(0), blocks, kHeads, -1})
+                 .slice(3, 0, blocks)
+                 .transpose(1, 2);
+  }
   BalanceOptions balancing{c.iterations, c.temperature, causal,
                            c.columns != "auto" ? c.columns
                            : decoder           ? "prefix"
@@ -81,8 +96,8 @@ at::Tensor composed(const SinkhornAttention& attention, const AttentionConfig& c
                              .view({-1, blocks, c.block})
                              .any(2);
   const at::Tensor r = balance(logits, balancing);
-  const auto qkv = at::linear(x, parameter(attention, "qkv.weight")).chunk(3, 2);
-  const at::Tensor q = heads_of(qkv[0]), k = heads_of(qkv[1]), v = heads_of(qkv[2]);
+  const auto qkv = at::linear(x, parameter(attention, "qkv.weight")).chunk(c.tie_kv ? 2 : 3, 2);
+  const at::Tensor q = heads_of(qkv[0]), k = heads_of(qkv[1]), v = heads_of(qkv.back());
   at::Tensor y;
   if (c.kind == "sortcut") {
     y = sortcut(q, k, v, r, {c.block, std::min(c.budget, blocks), mask});
@@ -113,15 +128,26 @@ TEST(SinkhornAttention, PutsTheOperatorsTogether) {
       {"mixture decoder", true, words({.kind = "mixture", .window = 1})},
       {"sortcut", false, words({.kind = "sortcut", .budget = 3})},
       {"sortcut of more blocks than there are", false, words({.kind = "sortcut", .budget = 99})},
+      {"bilinear encoder", false, words({.sort_net = "bilinear"})},
+      {"windowed: two pools", true, words(attention_preset("windowed", true))},
+      {"tied keys and values", true, words({.tie_kv = true})},
   };
   for (const Named& c : cases) {
     const auto attention = make(c.config, c.decoder);
     attention->eval();
     const at::Tensor mask = ragged_mask({kLength, 9}, kLength);
-    const at::Tensor x = at::where(mask.unsqueeze(2), randn({2, kLength, kWidth}, 5), 0);
     const at::Tensor real = mask.unsqueeze(2);
-    expect_close(attention->forward(x, {mask}) * real,
-                 composed(*attention, c.config, c.decoder, x, mask) * real, 1e-12, c.name);
+    std::vector<at::Tensor> inputs = attention->parameters();
+    inputs.push_back(at::where(real, randn({2, kLength, kWidth}, 5), 0).requires_grad_());
+    const at::Tensor y = attention->forward(inputs.back(), {mask}) * real;
+    const at::Tensor z = composed(*attention, c.config, c.decoder, inputs.back(), mask) * real;
+    expect_close(y, z, 1e-12, c.name);
+    const at::Tensor weigh = randn(y.sizes(), 23);
+    const auto ours = torch::autograd::grad({y}, inputs, {weigh});
+    const auto plain = torch::autograd::grad({z}, inputs, {weigh});
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      expect_close(ours[i], plain[i], 1e-12, c.name + ": gradient " + std::to_string(i));
+    }
   }
 }
 

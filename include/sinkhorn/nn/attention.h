@@ -25,13 +25,21 @@ class SortNet : public torch::nn::Module {
   SortNet(const AttentionConfig& config, const AttentionPlace& place);
   at::Tensor forward(const at::Tensor& x, const std::optional<at::Tensor>& mask);
 
+  // What forward is made of. Whatever else reads x reads the one that is returned here: the
+  // gradients of all three then meet in one pass.
+  struct Blocks {
+    at::Tensor x;                      // as it was given
+    at::Tensor destinations, sources;  // [B, N, E]; sources for `bilinear` alone
+  };
+  Blocks blocks(const at::Tensor& x, const std::optional<at::Tensor>& mask) const;
+  at::Tensor logits(const Blocks& blocks);
+
   // The same row by row, for decoders. pooled [B, R, E] describes R destinations, in the type of
   // the logits; sources, for `bilinear` alone, are [B, H, N, D]. [B, H, R, N], or as many columns
   // as the network has.
   at::Tensor rows(const at::Tensor& pooled, const at::Tensor& sources);
-  // bilinear: the projected sources of x [B, H, N, D], and of pooled ones [B, N, E]; what rows
-  // multiplies with them, [B, H, R, D].
-  at::Tensor sources(const at::Tensor& x, const std::optional<at::Tensor>& mask);
+  // bilinear: the projected sources of pooled ones [B, N, E], [B, H, N, D]; what rows multiplies
+  // with them, [B, H, R, D].
   at::Tensor project_sources(const at::Tensor& pooled);
   at::Tensor project_destinations(const at::Tensor& pooled);
   // Whether a source is described by its own tokens alone, rather than as a destination is.
@@ -40,8 +48,6 @@ class SortNet : public torch::nn::Module {
   int64_t max_blocks() const { return max_blocks_; }  // columns; bilinear has no such limit
 
  private:
-  at::Tensor destinations(const at::Tensor& x, const std::optional<at::Tensor>& mask) const;
-
   AttentionConfig config_;
   AttentionPlace place_;
   int64_t max_blocks_;
