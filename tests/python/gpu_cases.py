@@ -37,8 +37,8 @@ from support import call, load_libraries, value_and_grads  # noqa: E402
 
 OPS = ("attention", "sortcut", "balance", "pool")
 TYPES = ("bfloat16", "float16", "float32")
-CHECKS = ("values", "half_sort", "strides", "heads_apart", "causality", "dropout", "graph",
-          "saved")
+CHECKS = ("values", "half_sort", "strides", "heads_apart", "blocks_apart", "causality", "dropout",
+          "graph", "saved")
 SHARDS = {"attention": 3}  # of the values, so that no group takes much longer than the rest
 ON_CPU_AT_MOST = 30_000_000  # cases.cost, unless --all
 SHOWN = 4  # faults in full, a group
@@ -89,6 +89,10 @@ def group_cases(check: str, op: str, shard: int) -> list[Case]:
     if check == "causality":
         chosen = SOME + tile_cases.ATTENTION_TILES[::5] + tile_cases.BALANCE_TILES[::7]
         return [case for case in chosen if is_causal(case)]
+    if check == "blocks_apart":  # the sorts of few and of many blocks, and the library's
+        return [Attention(causal, "concat", window, "none", True, 1, 2, blocks * 64, 64, 32)
+                for blocks in (5, 20, 70, 131)
+                for causal, window in (("strict", 0), ("strict", 1), ("inclusive", 0))]
     if check in ("dropout", "half_sort", "heads_apart"):
         more = tile_cases.FEW_BLOCKS if check == "heads_apart" else []
         return [case for case in SOME + more if case.op in ("attention", "sortcut")]

@@ -171,6 +171,37 @@ def heads_apart(case: Any, dtype: torch.dtype, device: str) -> Iterator[str]:
                              f"{value} in head {at} of {len(heads)}")
 
 
+def blocks_apart(case: Any, dtype: torch.dtype, device: str) -> Iterator[str]:
+    """NaN in the incoming gradient of one block, under a causal rule and with blocks that share no
+    tile: it reaches the values that the block reads through the sort, its own row of the gradient
+    of the sort, and neither the tokens behind it nor another row."""
+    inputs = case.inputs(dtype, device)
+    grad = comparison.output_gradient(case, inputs, dtype)
+    clean = value_and_grads("sinkhorn", case, inputs, grad)
+    blocks = case.L // case.block
+    for i in sorted({blocks // 2, blocks - 2}):
+        begin, end = i * case.block, (i + 1) * case.block
+        broken = grad.clone()
+        broken[:, :, begin:end] = NAN
+        found = value_and_grads("sinkhorn", case, inputs, broken)
+        for name in ("query", "key", "value"):
+            parts = (x[f"gradient of {name}"][:, :, end:] for x in (found, clean))
+            yield from _near(*parts, f"gradient of {name} behind a broken block {i}", dtype)
+        others = [row for row in range(blocks) if row != i]
+        parts = (x["gradient of sort"][:, :, others] for x in (found, clean))
+        yield from _near(*parts, f"gradient of sort beside a broken row {i}", dtype)
+        sources = max(0, i - case.window) if case.causal == "strict" else i + 1
+        if not found["gradient of value"][:, :, : sources * case.block].isnan().all():
+            yield f"gradient of value: a broken block {i} did not reach its sources"
+
+
+def _near(actual: Tensor, expected: Tensor, what: str, dtype: torch.dtype) -> Iterator[str]:
+    share = comparison.FLOAT_BOUND if dtype == torch.float32 else 4 * torch.finfo(dtype).eps
+    off = ~((actual - expected).abs() <= share * expected.abs().max())  # true for NaN
+    if off.any():
+        yield f"{what}: {int(off.sum())} of {off.numel()} numbers changed"
+
+
 # Causality ---------------------------------------------------------------------------------------
 
 

@@ -29,6 +29,7 @@ bool sorts_few(const AttentionCall&) { return false; }
 int sort_few_splits(const AttentionCall&) { absent(); }
 void launch_sort_few(const AttentionCall&, float*, int, Stream) { absent(); }
 void launch_sort_repair(const AttentionCall&, Stream) { absent(); }
+void launch_undo_prepare(const AttentionCall&, Stream) { absent(); }
 int undo_splits(const AttentionCall&) { absent(); }
 void launch_undo(const AttentionCall&, const void*, float*, int, Stream) { absent(); }
 void launch_sort_grad(const AttentionCall&, const float*, int, int, void*, Stream) { absent(); }

@@ -91,14 +91,9 @@ __global__ void __launch_bounds__(kWide)
   grad_sort[(flat_head * p.blocks + i) * p.blocks + j] = from_float<S>(total);
 }
 
-// A thread 16 bytes of a sorted row, and again further on. Grid: parts of a row, rows, heads * 2
-// sides.
-template <class T>
-__global__ void __launch_bounds__(kWide)
-    sort_repair_kernel(const __grid_constant__ AttentionCall p) {
-  const SortHead<T> h(p, blockIdx.z / 2);
-  const int side = blockIdx.z % 2, i = blockIdx.y, columns = h.columns();
-  T* const row = static_cast<T*>(side == 0 ? p.sorted_key : p.sorted_value) + h.sorted(i, 0);
+// f(c) of the numbers of a sorted row that are not finite; a thread 16 bytes, and again further on.
+template <class T, class F>
+__device__ __forceinline__ void for_each_broken(const T* row, int columns, F f) {
 #pragma unroll 4
   for (int c = threadIdx.x * kPiece<T>; c < columns; c += kWide * kPiece<T>) {
     float x[kPiece<T>];
@@ -107,9 +102,40 @@ __global__ void __launch_bounds__(kWide)
 #pragma unroll
     for (int e = 0; e < kPiece<T>; ++e) finite &= fabsf(x[e]) < INFINITY;
     for (int e = 0; !finite && e < kPiece<T>; ++e) {
-      row[c + e] = from_float<T>(sum_exactly<T, false>(h, nullptr, side, i, c + e));
+      if (!(fabsf(to_float(row[c + e])) < INFINITY)) f(c + e);
     }
   }
+}
+
+// Grid: 1, rows, heads * 2 sides; here and below.
+template <class T>
+__global__ void __launch_bounds__(kWide)
+    sort_repair_kernel(const __grid_constant__ AttentionCall p) {
+  const SortHead<T> h(p, blockIdx.z / 2);
+  const int side = blockIdx.z % 2, i = blockIdx.y;
+  T* const row = static_cast<T*>(side == 0 ? p.sorted_key : p.sorted_value) + h.sorted(i, 0);
+  for_each_broken(row, h.columns(), [&](int c) {
+    row[c] = from_float<T>(sum_exactly<T, false>(h, nullptr, side, i, c));
+  });
+}
+
+// Several rows may break one number: they all write the same.
+template <class T>
+__global__ void __launch_bounds__(kWide)
+    undo_prepare_kernel(const __grid_constant__ AttentionCall p) {
+  const SortHead<T> h(p, blockIdx.z / 2);
+  const int side = blockIdx.z % 2, i = blockIdx.y;
+  const Tokens& to = side == 0 ? p.grad_key : p.grad_value;
+  T* const tokens = head_of<T>(to, p.sequences, h.batch, h.key_head);
+  T* const row =
+      static_cast<T*>(side == 0 ? p.grad_sorted_key : p.grad_sorted_value) + h.sorted(i, 0);
+  for_each_broken(row, h.columns(), [&](int c) {
+    row[c] = from_float<T>(0.0f);
+    for (int j = 0; j < h.reach(i); ++j) {
+      const int64_t t = static_cast<int64_t>(j) * p.block + c / p.width;
+      tokens[t * to.token + c % p.width] = from_float<T>(NAN);
+    }
+  });
 }
 
 template <class F>
@@ -180,6 +206,13 @@ void launch_sort(const AttentionCall& call, const void* selected, Stream stream)
 void launch_sort_repair(const AttentionCall& call, Stream stream) {
   with_type(call.type, [&]<class T>() {
     launch("sort_repair", sort_repair_kernel<T>, dim3(1, call.rows, call.batch * call.heads * 2),
+           kWide, 0, stream, call);
+  });
+}
+
+void launch_undo_prepare(const AttentionCall& call, Stream stream) {
+  with_type(call.type, [&]<class T>() {
+    launch("undo_prepare", undo_prepare_kernel<T>, dim3(1, call.rows, call.batch * call.heads * 2),
            kWide, 0, stream, call);
   });
 }

@@ -30,6 +30,11 @@ void launch_sort(const AttentionCall& call, const void* selected, Stream stream)
 // not finite. Under a causal rule a product carries NaN to rows that do not read it.
 void launch_sort_repair(const AttentionCall& call, Stream stream);
 
+// Before a library's product undoes the sort under a causal rule, and after the gradient of R: what
+// is not finite in the gradients of the sorted blocks becomes 0, and NaN in grad_key or grad_value
+// of the sources that its row reads. For calls without a mask whose blocks are all full.
+void launch_undo_prepare(const AttentionCall& call, Stream stream);
+
 // How many partial sums of the gradient of R launch_undo leaves.
 int undo_splits(const AttentionCall& call);
 // Adds what came through the sort to grad_key and grad_value (or begins them, in sortcut);

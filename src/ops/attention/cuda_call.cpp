@@ -220,6 +220,7 @@ Tensor CudaAttention::undo_sort(Tensor& grad_key, Tensor& grad_value, int weight
     Tensor to_key = in_blocks(grad_key), to_value = in_blocks(grad_value);  // views
     partial = at::bmm(from_key, in_blocks(key_).transpose(1, 2), at::kFloat);
     at::baddbmm_out(partial, partial, from_value, in_blocks(value_).transpose(1, 2), at::kFloat);
+    if (call.causal != Causal::kNone) cuda::launch_undo_prepare(call, stream);
     at::baddbmm_out(to_key, to_key, back, from_key);
     at::baddbmm_out(to_value, to_value, back, from_value);
   } else {
