@@ -192,6 +192,12 @@ def _balances() -> list[Balance]:
     return found
 
 
+# As logits of size 32, which eager code divides by a power of 2 without rounding.
+LARGE_LOGITS = [Balance(causal, "full", iterations, N=N, temperature=1 / 32)
+                for N in (8, 64, 100)
+                for causal, iterations in (("none", 5), ("none", 20), ("strict", 10))]
+
+
 def _pools() -> list[Pool]:
     masks, widths = cycle(MASKS), cycle((1, 17, 64, 130, 512))
     return [Pool(mode, causal, next(masks), 2, _ragged(block), block, next(widths))
@@ -200,4 +206,5 @@ def _pools() -> list[Pool]:
 
 
 POOL_TILES, BALANCE_TILES, SORTCUT_TILES = _pools(), _balances(), _sortcuts()
-TILES: list[Case] = [*POOL_TILES, *BALANCE_TILES, *ATTENTION_TILES, *FEW_BLOCKS, *SORTCUT_TILES]
+TILES: list[Case] = [*POOL_TILES, *BALANCE_TILES, *LARGE_LOGITS, *ATTENTION_TILES, *FEW_BLOCKS,
+                     *SORTCUT_TILES]

@@ -1,35 +1,70 @@
 // Balancing up to 128 blocks with full columns, with no column step (columns = none), or not at all
 // (iterations 0): all iterations of a head in one CTA.
 //
-// In base 2 and with x [N, N], -inf where not allowed, the matrix is at all times x - u_i - v_j:
+// In base 2 and with x [N, N], -inf where not allowed, the matrix is at all times x - U_i - V_j
+// with the sums U and V of the terms so far:
 //
-//   u0_i = lse_j(x_ij),   vk_j = lse_i(x_ij - u(k-1)_i),   uk_i = lse_j(x_ij - vk_j)
+//   u0_i = lse_j(x_ij),   vk_j = lse_i(x_ij - U_i - V_j),   uk_i = lse_j(x_ij - U_i - V_j)
 //
-// and R is the softmax over j of x_ij - vK_j. Kept for backward: u0 v1 u1 ... vK uK, N numbers
-// each.
+// and R = exp2(x - U - V). Kept for backward: u0 v1 u1 ... vK uK, N numbers each. U and V grow as
+// large as x, where the entries that count are near 0: each is kept in two numbers and x is not
+// rounded at all but made of y = logits + noise, so that an entry is rounded by its own size and
+// not by that of what it is the difference of. The last row step is a softmax with a sum of its
+// own.
 //
 // Mapping. A thread holds kEach elements of a row and kEach elements of a column, kParts lanes
 // share a row or a column and reduce it by shuffles; u and v pass through shared memory, a barrier
-// a step. Above 64 blocks x is read from the tile in shared memory instead of registers.
+// a step. Above 64 blocks y is read from the tile in shared memory instead of registers.
 //
-// Backward holds x and G, the gradient with respect to the matrix after the step at hand, in the
-// row layout. With Q = exp2(x - u(k-1) - vk), whose columns sum to 1, and P = Q f_j, whose rows do,
-// where f = exp2(vk - v(k-1)), v0 = 0 (f is a column sum of P, so f <= N), it begins with G = R (dR
-// - sum_j R dR) and undoes for k = K .. 1
+// Backward holds y and G, the gradient with respect to the matrix after the step at hand, in the
+// row layout. With Q = exp2(x - U(k-1) - Vk), whose columns sum to 1, and P = Q f_j, whose rows do,
+// where f = exp2(vk) (f is a column sum of P, so f <= N), it begins with G = R (dR - sum_j R dR)
+// and undoes for k = K .. 1
 //   column step k:   G -= Q sum_i G      the sums by way of the tile, in the column layout
 //   row step k-1:    G -= P sum_j G / sum_j P
-// sum_j P is 1 but for the rounding of u; dividing by it makes 0 what is 0 on paper: the sum of a
-// row, the gradient of an only source.
+// sum_j P is 1 but for rounding; dividing by it makes 0 what is 0 on paper: the sum of a row, the
+// gradient of an only source.
 #include "kernels/cuda/balance_head.cuh"
 #include "kernels/cuda/balance_launch.h"
 
 namespace sinkhorn::cuda::balance {
 namespace {
 
+// A sum of terms: what is rounded off the first number is kept in the second.
+struct Potential {
+  float high = 0.0f, low = 0.0f;
+
+  __device__ __forceinline__ void add(float term) {
+    const float sum = high + term, kept = sum - high;
+    low += (high - (sum - kept)) + (term - kept);
+    high = sum;
+  }
+};
+
+// x - U - V of y: the sums are added first and exactly, and their difference from x is what is
+// rounded. -inf stays -inf.
+__device__ __forceinline__ float entry(const Args& a, float y, const Potential& u,
+                                       const Potential& v) {
+  const float sum = u.high + v.high, kept = sum - u.high;
+  const float rest = (u.high - (sum - kept)) + (v.high - kept);
+  const float finite = fmaxf(y, -1e20f);  // -inf times a rest of 0 would be NaN
+  return fmaf(y, a.scale, -sum) + fmaf(finite, a.scale_rest, -(rest + (u.low + v.low)));
+}
+// Its power of 2 where a row or column is normalised: at most 1, but for the rounding of huge ones.
+__device__ __forceinline__ float share_of(float entry) { return exp2f(fminf(entry, 0.0f)); }
+
+// For a tile of y; without iterations that is x as it is.
+__device__ __forceinline__ Args unscaled(const Args& a) {
+  Args plain = a;
+  plain.scale = 1.0f;
+  plain.scale_rest = 0.0f;
+  return plain;
+}
+
 template <class Shape>
 struct FullMemory {
   float tile[Shape::kSize * Shape::kStride];
-  float u[3][Shape::kSize], v[3][Shape::kSize];  // of step k at k % 3; forward uses the first
+  Potential u[Shape::kSize], v[Shape::kSize];
   float sums[Shape::kSize], factors[Shape::kSize];
   bool live[Shape::kSize];
 };
@@ -48,7 +83,7 @@ struct ColumnPlace {
   const int column, part;
 };
 
-// x of one layout: in registers, or where that would take too many, in the tile.
+// y of one layout: in registers, or where that would take too many, in the tile.
 template <class Shape, class Place>
 class Elements {
  public:
@@ -56,12 +91,12 @@ class Elements {
       : place_(place), tile_(tile) {
     if constexpr (kKept) {
 #pragma unroll
-      for (int e = 0; e < Shape::kEach; ++e) x_[e] = tile[place.tile(e)];
+      for (int e = 0; e < Shape::kEach; ++e) y_[e] = tile[place.tile(e)];
     }
   }
   __device__ __forceinline__ float operator()(int e) const {
     if constexpr (kKept) {
-      return x_[e];
+      return y_[e];
     } else {
       return tile_[place_.tile(e)];
     }
@@ -71,7 +106,7 @@ class Elements {
   static constexpr bool kKept = Shape::kSize <= 64;
   const Place place_;
   const float* tile_;
-  float x_[kKept ? Shape::kEach : 1];
+  float y_[kKept ? Shape::kEach : 1];
 };
 
 // Where u or v of a step lies: u0 v1 u1 v2 u2 ...
@@ -86,34 +121,39 @@ __global__ void __launch_bounds__(Shape::kThreads)
   auto& m = shared_memory<FullMemory<Shape>>();
   const int64_t head = blockIdx.x;
   const int n = static_cast<int>(a.p.blocks), steps = static_cast<int>(column_steps(a.p));
-  load_tile<Shape>(a, head, m.live, m.tile);
+  if (threadIdx.x < Shape::kSize) m.u[threadIdx.x] = m.v[threadIdx.x] = Potential();
+  load_tile<Shape>(unscaled(a), head, m.live, m.tile);
   const RowPlace<Shape> at_row;
   const ColumnPlace<Shape> at_column;
-  const Elements<Shape, RowPlace<Shape>> row_x(at_row, m.tile);
-  const Elements<Shape, ColumnPlace<Shape>> column_x(at_column, m.tile);
-  float *u = m.u[0], *v = m.v[0];
+  const Elements<Shape, RowPlace<Shape>> row_y(at_row, m.tile);
+  const Elements<Shape, ColumnPlace<Shape>> column_y(at_column, m.tile);
 
+  Potential u, v;  // of this thread's row, and of its column
   float t[Shape::kEach];
   LogSum sum;
   for (int k = 0; k <= steps && a.p.iterations > 0; ++k) {
     if (k > 0) {
 #pragma unroll
-      for (int e = 0; e < Shape::kEach; ++e) t[e] = column_x(e) - u[at_column.row(e)];
+      for (int e = 0; e < Shape::kEach; ++e) {
+        t[e] = entry(a, column_y(e), m.u[at_column.row(e)], v);
+      }
       const float term = row_log_sum<Shape>(t).log();
+      v.add(term);
       if (at_column.leads()) {
-        v[at_column.column] = term;
+        m.v[at_column.column] = v;
         if (at_column.column < n) full_terms(a.p, head, 2 * k - 1)[at_column.column] = term;
       }
       __syncthreads();
     }
 #pragma unroll
     for (int e = 0; e < Shape::kEach; ++e) {
-      t[e] = k > 0 ? row_x(e) - v[at_row.column(e)] : row_x(e);
+      t[e] = entry(a, row_y(e), u, m.v[at_row.column(e)]);
     }
     sum = row_log_sum<Shape>(t);
     const float term = sum.log();
+    u.add(term);
     if (at_row.leads()) {
-      u[at_row.row] = term;
+      m.u[at_row.row] = u;
       if (at_row.row < n) full_terms(a.p, head, 2 * k)[at_row.row] = term;
     }
     __syncthreads();
@@ -124,7 +164,7 @@ __global__ void __launch_bounds__(Shape::kThreads)
   __syncthreads();  // others have read their columns from the tile
 #pragma unroll
   for (int e = 0; e < Shape::kEach; ++e) {
-    m.tile[at_row.tile(e)] = a.p.iterations == 0 ? expf(row_x(e)) : exp2f(t[e] - base) / total;
+    m.tile[at_row.tile(e)] = a.p.iterations == 0 ? expf(row_y(e)) : exp2f(t[e] - base) / total;
   }
   __syncthreads();
   store_tile<Shape>(a, head, m.tile);
@@ -140,21 +180,16 @@ class FullBackward {
         steps_(static_cast<int>(column_steps(a.p))),
         m_(memory) {
 #pragma unroll
-    for (int e = 0; e < Shape::kEach; ++e) x_[e] = m_.tile[at_.tile(e)];
+    for (int e = 0; e < Shape::kEach; ++e) y_[e] = m_.tile[at_.tile(e)];
   }
 
   __device__ __forceinline__ void run() {
     load_grad();
     if (a_.p.iterations == 0) {
 #pragma unroll
-      for (int e = 0; e < Shape::kEach; ++e) g_[e] *= expf(x_[e]);
+      for (int e = 0; e < Shape::kEach; ++e) g_[e] *= expf(y_[e]);
     } else {
-      fetch(steps_);
-      put(steps_);
-      fetch(steps_ - 1);
-      put(steps_ - 1);
-      fetch(steps_ - 2);
-      __syncthreads();
+      add_terms();
       undo_softmax();
       for (int k = steps_; k >= 1; --k) undo_iteration(k);
     }
@@ -162,56 +197,86 @@ class FullBackward {
   }
 
  private:
-  // dR where x is allowed, that is not -inf.
+  // dR where y is allowed, that is not -inf.
   __device__ __forceinline__ void load_grad() {
     const Matrix<float> grad(a_.p, a_.p.grad, head_);
 #pragma unroll
     for (int e = 0; e < Shape::kEach; ++e) {
-      g_[e] = x_[e] == kNothing ? 0.0f : grad.at(at_.row, at_.column(e));
+      g_[e] = y_[e] == kNothing ? 0.0f : grad.at(at_.row, at_.column(e));
     }
   }
 
-  // u and v of step k pass from global to shared memory by a register, a step before their use.
+  // Thread i keeps the potentials of row and column i, and passes them on by shared memory. Here
+  // those after the last step; each step backward takes its terms off again.
+  __device__ __forceinline__ void add_terms() {
+    for (int k = 0; k <= steps_; ++k) {
+      fetch(k);
+      if (k > 0) v_.add(term_v_);
+      u_.add(term_u_);
+    }
+    put();
+    __syncthreads();
+  }
+  // The terms of step k, an iteration before their use.
   __device__ __forceinline__ void fetch(int k) {
     const int i = threadIdx.x;
-    next_u_ = next_v_ = 0.0f;
-    if (k < 0 || i >= n_) return;
-    next_u_ = full_terms(a_.p, head_, 2 * k)[i];
-    if (k > 0) next_v_ = full_terms(a_.p, head_, 2 * k - 1)[i];
+    term_u_ = term_v_ = 0.0f;
+    if (i >= n_) return;
+    term_u_ = full_terms(a_.p, head_, 2 * k)[i];
+    if (k > 0) term_v_ = full_terms(a_.p, head_, 2 * k - 1)[i];
   }
-  __device__ __forceinline__ void put(int k) {
-    const int i = threadIdx.x;
-    if (k < 0 || i >= Shape::kSize) return;
-    m_.u[k % 3][i] = next_u_;
-    m_.v[k % 3][i] = next_v_;
+  __device__ __forceinline__ void put() {
+    if (threadIdx.x >= Shape::kSize) return;
+    m_.u[threadIdx.x] = u_;
+    m_.v[threadIdx.x] = v_;
+  }
+  // Uk and Vk become U(k-1) and Vk where others read them, and V(k-1) here.
+  __device__ __forceinline__ void step_back(int k) {
+    u_.add(-term_u_);
+    put();
+    // At most N, but for the rounding of huge terms.
+    if (threadIdx.x < Shape::kSize) m_.factors[threadIdx.x] = exp2f(fminf(term_v_, 8.0f));
+    v_.add(-term_v_);
+    fetch(k - 1);
+  }
+
+  __device__ __forceinline__ float share(int e, const Potential& u) const {
+    return share_of(entry(a_, y_[e], u, m_.v[at_.column(e)]));
   }
 
   __device__ __forceinline__ void undo_softmax() {
-    const float *u = m_.u[steps_ % 3], *v = m_.v[steps_ % 3];
-    float share[Shape::kEach], whole = 0.0f, dot = 0.0f;
+    const Potential u = m_.u[at_.row];
+    float shares[kKept ? Shape::kEach : 1], whole = 0.0f, dot = 0.0f;
 #pragma unroll
     for (int e = 0; e < Shape::kEach; ++e) {
-      share[e] = exp2f(x_[e] - v[at_.column(e)] - u[at_.row]);
-      whole += share[e];
-      dot += share[e] * g_[e];
+      const float own = share(e, u);
+      if constexpr (kKept) shares[e] = own;
+      whole += own;
+      dot += own * g_[e];
     }
     const float inverse = reciprocal(lanes_sum<Shape::kParts>(whole));
     dot = lanes_sum<Shape::kParts>(dot) * inverse;
 #pragma unroll
-    for (int e = 0; e < Shape::kEach; ++e) g_[e] = share[e] * inverse * (g_[e] - dot);
+    for (int e = 0; e < Shape::kEach; ++e) {
+      if constexpr (kKept) {
+        g_[e] = shares[e] * inverse * (g_[e] - dot);
+      } else {
+        g_[e] = share(e, u) * inverse * (g_[e] - dot);
+      }
+    }
   }
 
   // Column step k, then row step k - 1.
   __device__ __forceinline__ void undo_iteration(int k) {
     sum_columns(k);
-    const float *u = m_.u[(k - 1) % 3], *v = m_.v[k % 3];
+    const Potential u = m_.u[at_.row];
     float sum = 0.0f, whole = 0.0f;
-    float share[kKept ? Shape::kEach : 1];
+    float shares[kKept ? Shape::kEach : 1];
 #pragma unroll
     for (int e = 0; e < Shape::kEach; ++e) {
       const int c = at_.column(e);
-      const float q = exp2f(x_[e] - v[c] - u[at_.row]), p = q * m_.factors[c];
-      if constexpr (kKept) share[e] = p;
+      const float q = share(e, u), p = q * m_.factors[c];
+      if constexpr (kKept) shares[e] = p;
       g_[e] -= q * m_.sums[c];
       sum += g_[e];
       whole += p;
@@ -221,29 +286,25 @@ class FullBackward {
     for (int e = 0; e < Shape::kEach; ++e) {
       const int c = at_.column(e);
       if constexpr (kKept) {
-        g_[e] -= share[e] * sum;
+        g_[e] -= shares[e] * sum;
       } else {
-        g_[e] -= exp2f(x_[e] - v[c] - u[at_.row]) * m_.factors[c] * sum;
+        g_[e] -= share(e, u) * m_.factors[c] * sum;
       }
     }
-    put(k - 2);  // in place of step k + 1
-    fetch(k - 3);
   }
 
-  // Sums of the columns of G, and the factors f of P^(k-1).
+  // Sums of the columns of G, and the potentials and factors of Q^k and P^(k-1).
   __device__ __forceinline__ void sum_columns(int k) {
     const ColumnPlace<Shape> at;
 #pragma unroll
     for (int e = 0; e < Shape::kEach; ++e) m_.tile[at_.tile(e)] = g_[e];
-    __syncthreads();
+    __syncthreads();  // and the potentials of the step before have been read
+    step_back(k);
     float sum = 0.0f;
 #pragma unroll
     for (int e = 0; e < Shape::kEach; ++e) sum += m_.tile[at.tile(e)];
     sum = lanes_sum<Shape::kParts>(sum);
-    if (at.leads()) {
-      m_.sums[at.column] = sum;
-      m_.factors[at.column] = exp2f(m_.v[k % 3][at.column] - m_.v[(k - 1) % 3][at.column]);
-    }
+    if (at.leads()) m_.sums[at.column] = sum;
     __syncthreads();
   }
 
@@ -268,15 +329,16 @@ class FullBackward {
   const int n_, steps_;
   FullMemory<Shape>& m_;
   const RowPlace<Shape> at_;
-  float x_[Shape::kEach], g_[Shape::kEach];
-  float next_u_ = 0.0f, next_v_ = 0.0f;
+  float y_[Shape::kEach], g_[Shape::kEach];
+  Potential u_, v_;
+  float term_u_ = 0.0f, term_v_ = 0.0f;
 };
 
 template <class Shape>
 __global__ void __launch_bounds__(Shape::kThreads)
     balance_head_full_bwd_kernel(const __grid_constant__ Args a) {
   auto& m = shared_memory<FullMemory<Shape>>();
-  load_tile<Shape>(a, blockIdx.x, m.live, m.tile);
+  load_tile<Shape>(unscaled(a), blockIdx.x, m.live, m.tile);
   FullBackward<Shape>(a, blockIdx.x, m).run();
 }
 
