@@ -31,7 +31,7 @@ namespace sinkhorn::cuda::balance {
 namespace {
 
 // A sum of terms: what is rounded off the first number is kept in the second.
-struct Potential {
+struct alignas(8) Potential {  // read at once
   float high = 0.0f, low = 0.0f;
 
   __device__ __forceinline__ void add(float term) {
@@ -209,10 +209,23 @@ class FullBackward {
   // Thread i keeps the potentials of row and column i, and passes them on by shared memory. Here
   // those after the last step; each step backward takes its terms off again.
   __device__ __forceinline__ void add_terms() {
-    for (int k = 0; k <= steps_; ++k) {
-      fetch(k);
-      if (k > 0) v_.add(term_v_);
-      u_.add(term_u_);
+    constexpr int kAhead = 6;  // steps whose loads are in flight
+    const int i = threadIdx.x;
+    fetch(steps_);
+    for (int first = 0; first <= steps_; first += kAhead) {
+      float u[kAhead], v[kAhead];
+#pragma unroll
+      for (int q = 0; q < kAhead; ++q) {
+        const int k = first + q;
+        const bool there = i < n_ && k <= steps_;
+        u[q] = there ? full_terms(a_.p, head_, 2 * k)[i] : 0.0f;
+        v[q] = there && k > 0 ? full_terms(a_.p, head_, 2 * k - 1)[i] : 0.0f;
+      }
+#pragma unroll
+      for (int q = 0; q < kAhead; ++q) {
+        u_.add(u[q]);
+        v_.add(v[q]);
+      }
     }
     put();
     __syncthreads();
