@@ -77,11 +77,10 @@ AttentionConfig attention_preset(std::string_view name, bool decoder) {
   AttentionConfig c = resolve_attention({}, decoder);
   if (name == "prefix") return c;
   if (name == "default" || name == "windowed") {
-    if (!decoder) return c;
     c.window = 1;
     c.sort_net = "bilinear";
-    c.pooling = "recent";
-    c.columns = "prior";
+    c.columns = decoder ? "prior" : "none";
+    if (decoder) c.pooling = "recent";
     c.gumbel = name == "windowed";
     return c;
   }

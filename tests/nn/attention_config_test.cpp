@@ -45,11 +45,11 @@ TEST(AttentionPreset, DefaultAndWindowed) {
     EXPECT_EQ(decoder.causal, "strict");
     EXPECT_EQ(decoder.gumbel, name == "windowed");
     const AttentionConfig encoder = attention_preset(name, false);
-    EXPECT_EQ(encoder.window, 0);
-    EXPECT_EQ(encoder.sort_net, "linear");
+    EXPECT_EQ(encoder.window, 1);
+    EXPECT_EQ(encoder.sort_net, "bilinear");
     EXPECT_EQ(encoder.pooling, "mean");
-    EXPECT_EQ(encoder.columns, "full");
-    EXPECT_TRUE(encoder.gumbel);
+    EXPECT_EQ(encoder.columns, "none");
+    EXPECT_EQ(encoder.gumbel, name == "windowed");
   }
 }
 

@@ -28,10 +28,10 @@ struct AttentionConfig {
   bool tie_kv = false;             // one projection serves keys and values
 };
 
-// "default": the own block, the one before it and one that was routed there by a bilinear network
-// and prior columns, without noise (docs/results.md says why); "windowed": the same with Gumbel
-// noise; "prefix": the words above; "paper": its formulas literally. Encoders look both ways and
-// need no causal words: theirs are "prefix" in all but "paper". Throws UsageError for another name.
+// "default": the own block, the one before it (in encoders the one behind it, too) and one that a
+// bilinear network routed there, without noise; rows are normalised, in decoders under prior
+// columns (docs/results.md says why). "windowed": the same with Gumbel noise; "prefix": the words
+// above; "paper": its formulas literally. Throws UsageError for another name.
 AttentionConfig attention_preset(std::string_view name, bool decoder);
 
 // The words "auto" replaced by what they mean in that stack, and a window of one block at least
