@@ -35,6 +35,12 @@ Command add_data_check(CLI::App& program);
 Command add_tokenizer_train(CLI::App& program);
 Command add_completion(CLI::App& program);
 
+struct TrainOptions {
+  train::RunConfig config;
+  bool task_named = true;  // by the configuration; the default task otherwise
+  bool resume = false;
+};
+
 struct EvalOptions {
   std::filesystem::path run;          // folder of the run
   train::RunConfig config;            // the run's own, under the command line's keys
@@ -54,7 +60,7 @@ struct InspectOptions {
 };
 
 // Exit codes; a run stopped by a signal that saved its state returns 128 + the signal's number.
-int run_train(const train::RunConfig& config, bool resume);
+int run_train(const TrainOptions& options);
 int run_eval(const EvalOptions& options);
 int run_inspect(const InspectOptions& options);
 

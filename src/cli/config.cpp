@@ -111,6 +111,11 @@ train::RunConfig read_config(const std::vector<std::filesystem::path>& files,
   return config;
 }
 
+bool names_task(const std::filesystem::path& path, const Overrides& overrides) {
+  const std::string key = "task.name";
+  return read_settings(overrides).contains(key) || read_settings(path).contains(key);
+}
+
 std::string write_config(const train::RunConfig& config) {
   train::RunConfig copy = config;
   std::ostringstream out;

@@ -23,6 +23,9 @@ train::RunConfig read_config(const std::filesystem::path& path, const Overrides&
 train::RunConfig read_config(const std::vector<std::filesystem::path>& files,
                              const Overrides& overrides);
 
+// Whether any of them says what to learn; the default task is trained otherwise.
+bool names_task(const std::filesystem::path& path, const Overrides& overrides);
+
 // All keys, resolved: reads back to the same configuration.
 std::string write_config(const train::RunConfig& config);
 // The same for the config.json of an export, which read_config reads as well: a JSON object of

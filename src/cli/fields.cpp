@@ -25,6 +25,8 @@ namespace {
 
 const Range kCount = {"at least 0", [](double x) { return x >= 0; }};
 const Range kPositiveCount = {"at least 1", [](double x) { return x >= 1; }};
+// Each layer takes a moment to make, whatever its size: a slip of the hand would take hours.
+const Range kLayers = {"1 to 1000", [](double x) { return x >= 1 && x <= 1000; }};
 const Range kPositive = {"more than 0", [](double x) { return x > 0; }};
 const Range kShare = {"0 to 1", [](double x) { return x >= 0 && x <= 1; }};
 const Range kProbability = {"at least 0 and less than 1", [](double x) { return x >= 0 && x < 1; }};
@@ -138,7 +140,7 @@ Fields task_fields(tasks::TaskConfig& task) {
 
 Fields model_fields(models::ModelConfig& model) {
   return {
-      {"model.layers", &model.layers, "layers a stack", {}, kPositiveCount},
+      {"model.layers", &model.layers, "layers a stack", {}, kLayers},
       {"model.width", &model.width, "features of a token", {}, kPositiveCount},
       {"model.ff_width",
        &model.ff_width,

@@ -1,8 +1,10 @@
 // The program `sinkhorn`. Errors end here: one line on stderr that says what to do, and an exit
 // code of 2 for a command that cannot be meant, 1 for one that failed.
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <exception>
 #include <iostream>
+#include <iterator>
 #include <new>
 #include <string>
 #include <vector>
@@ -26,6 +28,21 @@ const CLI::App* named_command(const CLI::App* app) {
   return app;
 }
 
+// What to write in place of an option. A key of training may be no mistake but one that this
+// command would ignore: then the keys that it heeds are named.
+std::string advice(const CLI::App& app, const std::string& word,
+                   const std::vector<std::string>& candidates) {
+  const std::vector<Key> keys = config_keys();
+  const auto is_key = [&](const std::string& option) {
+    return std::any_of(keys.begin(), keys.end(),
+                       [&](const Key& key) { return option == "--" + key.name; });
+  };
+  std::vector<std::string> heeded;
+  std::copy_if(candidates.begin(), candidates.end(), std::back_inserter(heeded), is_key);
+  if (heeded.empty() || !is_key(word)) return suggestion(word, candidates);
+  return "; the keys that " + app.get_name() + " takes are " + join(heeded, ", ");
+}
+
 [[noreturn]] void refuse_word(const CLI::App& app, const std::string& word) {
   std::vector<std::string> candidates = subcommand_names(app);
   if (word.starts_with("-")) {
@@ -34,7 +51,7 @@ const CLI::App* named_command(const CLI::App* app) {
     for (const CLI::Option* option : app.get_options()) {
       for (const std::string& name : option->get_lnames()) candidates.push_back("--" + name);
     }
-    throw UsageError("unknown option " + bare + suggestion(bare, candidates));
+    throw UsageError("unknown option " + bare + advice(app, bare, candidates));
   }
   const char* what = candidates.empty() ? "unexpected argument " : "unknown command ";
   throw UsageError(what + word + suggestion(word, candidates));

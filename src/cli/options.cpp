@@ -15,16 +15,27 @@ using OfferKey = std::function<bool(const Key&)>;
 
 bool is_any(const Key&) { return true; }
 
-// What may change after training; the model is what its checkpoint holds, in the folder given.
-bool is_of_a_run(const Key& key) {
-  return (key.section() == "task" || key.section() == "train") && key.name != "train.run";
-}
-
 // What decoding depends on: where it runs, and where the task's vocabulary is found.
 bool is_of_decoding(const Key& key) {
   static const std::set<std::string> kKeys = {"task.data", "task.cache", "train.device",
                                               "train.precision", "train.threads"};
   return kKeys.contains(key.name);
+}
+
+// What examples of the test split depend on, besides: the model is what its checkpoint holds.
+bool is_of_examples(const Key& key) {
+  static const std::set<std::string> kKeys = {
+      "task.length",         "task.sort_test_max",   "task.sort_test_size",  "task.recall_pairs",
+      "task.recall_queries", "task.recall_distance", "task.recall_test_size"};
+  return is_of_decoding(key) || kKeys.contains(key.name);
+}
+
+// What figures of a split depend on, besides.
+bool is_of_evaluation(const Key& key) {
+  static const std::set<std::string> kKeys = {"task.valid",         "task.sort_train_max",
+                                              "train.batch",        "train.batch_tokens",
+                                              "train.eval_batches", "train.greedy"};
+  return is_of_examples(key) || kKeys.contains(key.name);
 }
 
 // What an export depends on: where the task's vocabulary is found, and in what type its products
@@ -58,6 +69,27 @@ std::shared_ptr<Overrides> add_key_options(CLI::App& command, const OfferKey& of
   return overrides;
 }
 
+// The task that alone has a use for a key, where its name says so.
+std::string task_of(const std::string& key) {
+  if (key.starts_with("task.sort_")) return "sort";
+  return key.starts_with("task.recall_") ? "recall" : "";
+}
+
+// What would be ignored is refused: figures would be taken for those of something else.
+void check_matter(const std::string& run, const std::string& task, const Overrides& overrides) {
+  for (const auto& [key, value] : overrides) {
+    const std::string needed = task_of(key);
+    if (!needed.empty() && needed != task) {
+      throw UsageError("--" + key + " is for runs of the task " + needed + "; " + run +
+                       " is one of " + task);
+    }
+    const bool of_data = key == "task.data" || key == "task.valid";
+    if ((of_data && tasks::is_generated(task)) || (key == "task.length" && task == "sort")) {
+      throw UsageError("--" + key + " changes nothing of " + run + ", a run of the task " + task);
+    }
+  }
+}
+
 }  // namespace
 
 train::RunConfig read_run_config(const std::filesystem::path& run, const Overrides& overrides) {
@@ -70,11 +102,9 @@ train::RunConfig read_run_config(const std::filesystem::path& run, const Overrid
   }
   Overrides all = overrides;
   all.emplace_back("train.run", run.string());  // a run may have been moved
-  return read_config(path, all);
-}
-
-std::shared_ptr<Overrides> add_run_key_options(CLI::App& command) {
-  return add_key_options(command, is_of_a_run);
+  train::RunConfig config = read_config(path, all);
+  check_matter(run.string(), config.task.name, overrides);
+  return config;
 }
 
 std::shared_ptr<Overrides> add_decoding_key_options(CLI::App& command) {
@@ -130,7 +160,9 @@ Command add_train(CLI::App& program) {
       "that stack alone. Defaults are shown; model.size and presets move some of them.");
   return {app, [options, overrides] {
             const train::RunConfig config = read_config(options->config, *overrides);
-            if (!options->dry_run) return run_train(config, options->resume);
+            if (!options->dry_run) {
+              return run_train({config, names_task(options->config, *overrides), options->resume});
+            }
             std::cout << write_config(config);
             return 0;
           }};
@@ -147,13 +179,14 @@ Command add_eval(CLI::App& program) {
       ->type_name("TEXT")
       ->capture_default_str();
   app->add_flag("--json", options->json, "print JSON");
-  auto overrides = add_run_key_options(*app);
+  auto overrides = add_key_options(*app, is_of_evaluation);
+  app->get_option("--train.eval_batches")->default_str("0");  // whatever training looked at
   return {app, [options, overrides] {
             if (options->split != "valid" && options->split != "test") {
               throw UsageError("--split: \"" + options->split + "\" is not one of valid, test");
             }
             Overrides all = *overrides;
-            all.insert(all.begin(), {"train.eval_batches", "0"});  // whatever training looked at
+            all.insert(all.begin(), {"train.eval_batches", "0"});
             options->config = read_run_config(options->run, all);
             return run_eval(*options);
           }};
@@ -177,7 +210,7 @@ Command add_inspect(CLI::App& program) {
   app->add_option("--out", options->out, "folder of the pictures; default RUN/inspect")
       ->type_name("DIR");
   app->add_flag("--json", options->json, "print JSON");
-  auto overrides = add_run_key_options(*app);
+  auto overrides = add_key_options(*app, is_of_examples);
   return {app, [options, overrides] {
             options->config = read_run_config(options->run, *overrides);
             if (options->out.empty()) options->out = options->run / "inspect";

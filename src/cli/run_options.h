@@ -14,14 +14,12 @@ class Validator;
 
 namespace sinkhorn::cli {
 
-// A run carries its own configuration; throws UsageError for a folder that holds none.
+// A run carries its own configuration; throws UsageError for a folder that holds none, and for keys
+// that its task has no use for.
 train::RunConfig read_run_config(const std::filesystem::path& run, const Overrides& overrides);
 
-// --section.key options for what may change after training, collected in the result.
-std::shared_ptr<Overrides> add_run_key_options(CLI::App& command);
-
-// The same for commands that only decode, or only write the model down, which would not look at the
-// others.
+// --section.key options for commands that only decode, or only write the model down, which would
+// not look at other keys; collected in the result.
 std::shared_ptr<Overrides> add_decoding_key_options(CLI::App& command);
 std::shared_ptr<Overrides> add_export_key_options(CLI::App& command);
 

@@ -54,7 +54,8 @@ void add_limit_options(CLI::App& app, serve::ServeOptions& options) {
     app.add_option(name, value, help)->type_name("INT")->check(check)->capture_default_str();
   };
   count("--slots", options.slots, "texts decoded together", CLI::Range(int64_t{1}, kMostSlots));
-  count("--queue", options.queue, "requests that wait for a slot; more are refused",
+  count("--queue", options.queue,
+        "requests that wait for a slot, for one text or more; others are refused",
         CLI::Range(int64_t{1}, kMostWaiting));
   count("--max-tokens-limit", options.max_tokens_limit, "most tokens that a request may ask for",
         at_least(1));

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "cli/commands.h"
+#include "cli/run_words.h"
 #include "cli/signals.h"
 #include "models/files.h"
 #include "train/trainer.h"
@@ -44,10 +45,13 @@ std::string count(double value) {
 // One line that renews itself on a terminal, plain lines elsewhere.
 class Progress : public train::Observer {
  public:
-  // A large text takes minutes the first time: its pieces are learned, its tokens written down.
+  explicit Progress(std::string what) : what_(std::move(what)) {}
+
+  // A large text takes minutes the first time: its pieces are learned, its tokens written down. So
+  // does a large model.
   void preparing() {
     if (!terminal_) return;
-    std::fputs("reading the data ...", stdout);
+    std::printf("preparing %s ...", what_.c_str());
     std::fflush(stdout);
     open_ = true;
   }
@@ -55,6 +59,7 @@ class Progress : public train::Observer {
     // Before this there is nothing to save, and a signal ends the program as usual.
     catch_signals();
     begin_line();
+    std::printf("%s\n", what_.c_str());
     std::printf("%s: %s parameters on %s, step %lld of %lld%s\n", s.run.c_str(),
                 count(static_cast<double>(s.parameters)).c_str(), s.device.c_str(),
                 static_cast<long long>(s.first_step), static_cast<long long>(s.steps),
@@ -97,6 +102,7 @@ class Progress : public train::Observer {
     if (open_) std::fputs("\r\033[K", stdout);
     open_ = false;
   }
+  std::string what_;  // is trained, in words
   bool terminal_ = isatty(STDOUT_FILENO) == 1;
   bool open_ = false;  // a line without its end stands on the terminal
   Start start_{};
@@ -129,15 +135,26 @@ void write_result(const std::string& run, const Progress& progress, const train:
   models::write_atomically(path, object.dump(2) + "\n");
 }
 
+// "task sort: ...; attention sinkhorn, blocks of 64; 2 layers of width 256".
+std::string trained_words(const TrainOptions& options) {
+  const train::RunConfig& config = options.config;
+  const int64_t layers = config.model.layers;
+  return "task " + task_words(config.task) +
+         (options.task_named ? "" : ", by default, since no task.name is given") + "; attention " +
+         attention_words(config) + "; " + std::to_string(layers) +
+         (layers == 1 ? " layer" : " layers") + " of width " + std::to_string(config.model.width);
+}
+
 }  // namespace
 
-int run_train(const train::RunConfig& config, bool resume) {
+int run_train(const TrainOptions& options) {
+  const train::RunConfig& config = options.config;
   train::Outcome outcome;
   {
     const auto begin = std::chrono::steady_clock::now();
-    Progress progress;
+    Progress progress(trained_words(options));
     progress.preparing();
-    outcome = train::train(config, write_config(config), resume, progress, stop_signal);
+    outcome = train::train(config, write_config(config), options.resume, progress, stop_signal);
     const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - begin;
     write_result(config.train.run, progress, outcome, taken.count());
   }

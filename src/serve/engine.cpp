@@ -54,7 +54,7 @@ Engine::Engine(train::OpenRun run, const EngineOptions& options)
 void Engine::check_open(size_t waiting) const {
   if (closed_) throw ending();
   if (static_cast<int64_t>(waiting) < options_.queue) return;
-  throw Refusal(429, std::to_string(waiting) + " requests are waiting already; try again later", "",
+  throw Refusal(429, std::to_string(waiting) + " requests wait already, with some text or all; try again later", "",
                 kBusyCode);
 }
 
@@ -175,7 +175,8 @@ void Engine::look_once() {
     looks_.pop_front();
   }
   try {
-    look.promise.set_value(train::sorts_of(run_, train::batch_of(run_, options_.task, look.text)));
+    const tasks::Batch batch = train::batch_of(run_, options_.task, run_.task->ids(look.text));
+    look.promise.set_value(train::sorts_of(run_, batch));
   } catch (const std::exception& error) {
     look.promise.set_exception(std::make_exception_ptr(failure(error)));
   }

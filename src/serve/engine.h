@@ -50,7 +50,7 @@ class Engine {
 
   int64_t slots() const { return options_.slots; }
   int64_t active() const { return active_; }  // slots in use
-  int64_t waiting() const;                    // requests
+  int64_t waiting() const;                    // requests with a text that is not begun
 
   // Decodes on the calling thread until `stopped`; then refuses what waits, and lets what runs go
   // on for the grace time.

@@ -16,18 +16,23 @@ std::optional<size_t> first_bad_byte(std::string_view text) {
   return std::nullopt;
 }
 
-std::vector<int32_t> prompt_ids(const tasks::Task& task, const std::string& text) {
-  if (text.empty()) refuse_prompt("is empty; leave it out to begin as the training data does");
+std::vector<int32_t> text_ids(const tasks::Task& task, const std::string& text,
+                              const std::string& what) {
   const auto bad = first_bad_byte(text);
-  if (bad) refuse_prompt("is not UTF-8 text from byte " + std::to_string(*bad) + " on");
+  if (bad) throw UsageError(what + " is not UTF-8 text from byte " + std::to_string(*bad) + " on");
   std::vector<int32_t> ids;
   try {
     ids = task.ids(text);
   } catch (const Error& error) {
-    refuse_prompt(std::string("cannot be read: ") + error.what());
+    throw UsageError(what + " cannot be read: " + error.what());
   }
-  if (ids.empty() || ids.front() == tasks::kEnd) refuse_prompt("holds nothing to go on from");
+  if (ids.empty() || ids.front() == tasks::kEnd) throw UsageError(what + " holds nothing to read");
   return ids;
+}
+
+std::vector<int32_t> prompt_ids(const tasks::Task& task, const std::string& text) {
+  if (text.empty()) refuse_prompt("is empty; leave it out to begin as the training data does");
+  return text_ids(task, text, "the prompt");
 }
 
 void check_prompt_fits(size_t tokens, int64_t most, const char* what) {

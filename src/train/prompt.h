@@ -18,7 +18,11 @@ namespace sinkhorn::train {
 // Where a text stops to be UTF-8, counted from 1.
 std::optional<size_t> first_bad_byte(std::string_view text);
 
-// Throws UsageError for a text that is empty, not UTF-8, or that the task cannot read.
+// Throws UsageError for a text that is not UTF-8, or that the task finds nothing to read in;
+// what: how the person who wrote it calls it.
+std::vector<int32_t> text_ids(const tasks::Task& task, const std::string& text,
+                              const std::string& what);
+// The same for one to go on from, which is not empty.
 std::vector<int32_t> prompt_ids(const tasks::Task& task, const std::string& text);
 
 // Throws UsageError where there are more than `most`; what: "tokens", and which.

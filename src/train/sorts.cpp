@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "sinkhorn/error.h"
 #include "tasks/tokenizer.h"
 #include "train/inputs.h"
 
@@ -21,9 +20,7 @@ report::SortMatrix matrix_of(const at::Tensor& r, int64_t window) {  // [N, N]
 
 }  // namespace
 
-tasks::Batch batch_of(const OpenRun& run, const std::string& name, const std::string& text) {
-  std::vector<int32_t> ids = run.task->ids(text);
-  if (ids.empty()) throw UsageError("--text is empty");
+tasks::Batch batch_of(const OpenRun& run, const std::string& name, std::vector<int32_t> ids) {
   const tasks::ModelKind model = run.task->info().model;
   tasks::Batch batch;
   batch.target = ids;

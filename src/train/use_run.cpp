@@ -5,6 +5,7 @@
 #include "sinkhorn/error.h"
 #include "train/evaluate.h"
 #include "train/open_run.h"
+#include "train/prompt.h"
 #include "train/samples.h"
 #include "train/sorts.h"
 
@@ -64,8 +65,9 @@ Inspection inspect_run(const RunConfig& config, const std::string& checkpoint,
   if (text.empty()) {
     return inspect_open(run, test_example(*run.task, example, config.train.seed));
   }
-  Inspection result = inspect_open(run, batch_of(run, config.task.name, text));
-  result.input = run.task->text(run.task->ids(text));  // without the token before it
+  const std::vector<int32_t> ids = text_ids(*run.task, text, "--text");
+  Inspection result = inspect_open(run, batch_of(run, config.task.name, ids));
+  result.input = run.task->text(ids);  // without the token before it
   return result;
 }
 

@@ -84,6 +84,11 @@ def test_wrong_values(tmp_path: Path) -> None:
             == 'optimizer.name: "sgd" is not one of adamw, adam, adafactor')
 
 
+def test_absurd_sizes_are_refused_at_once() -> None:
+    assert (refusal("train", SORT, "--model.layers", "1000000")
+            == "model.layers: 1000000 is out of range; expected 1 to 1000")
+
+
 def test_values_that_do_not_go_together() -> None:
     assert "sortcut" in refusal("train", SORT, "--attention.kind", "sortcut")
     assert "evenly" in refusal("train", SORT, "--model.heads", "5")

@@ -360,7 +360,7 @@ def test_lists_that_cannot_be_read(sort_run: Path, recall_run: Path) -> None:
     assert "needs a prompt: numbers to sort" in refusal("generate", sort_run)
     assert "'16'; expected numbers from 0 to 15" in refusal("generate", sort_run, "--prompt",
                                                             "3 16")
-    assert refusal("generate", sort_run, "--prompt", "  ") == "the prompt holds nothing to go on from"
+    assert refusal("generate", sort_run, "--prompt", "  ") == "the prompt holds nothing to read"
     assert "17 tokens, its end included; this model reads at most 16" in refusal(
         "generate", sort_run, "--prompt", " ".join(["1"] * 16))
     assert "needs a prompt: pairs and a key" in refusal("generate", recall_run)

@@ -144,6 +144,44 @@ def test_a_run_that_was_moved(runs: Path, tmp_path: Path) -> None:
         (tmp_path / "moved").rename(runs / "sort")
 
 
+def test_keys_that_would_change_nothing_are_refused(runs: Path) -> None:
+    for key in ("--task.name", "--task.vocab", "--model.layers", "--train.steps", "--train.seed"):
+        for command in ("eval", "inspect"):
+            said = refusal(command, runs / "text", key, "4")
+            assert said.startswith(f"unknown option {key}; the keys that {command} takes are --task.data")
+    assert "--train.batch," in refusal("eval", runs / "text", "--train.seed", "4")
+    assert "--train.batch" not in refusal("inspect", runs / "text", "--train.seed", "4")
+    text, sort = runs / "text", runs / "sort"
+    for command in ("eval", "inspect"):
+        assert refusal(command, text, "--task.sort_test_max", "7") == (
+            f"--task.sort_test_max is for runs of the task sort; {text} is one of text")
+        assert refusal(command, sort, "--task.data", "x") == (
+            f"--task.data changes nothing of {sort}, a run of the task sort")
+    for command, key in (("eval", "--task.name"), ("eval", "--train.seed"),
+                         ("inspect", "--train.batch"), ("inspect", "--task.valid")):
+        assert key not in output(command, "--help")
+
+
+@pytest.mark.parametrize(("task", "text", "says"), [
+    ("sort", "5 x", "--text cannot be read: input: 'x'; expected numbers from 0 to 15"),
+    ("sort", "5 16", "--text cannot be read: input: '16'; expected numbers from 0 to 15"),
+    ("sort", "  ", "--text holds nothing to read")])
+def test_inspect_of_an_input_that_cannot_be_read(runs: Path, task: str, text: str,
+                                                 says: str) -> None:
+    assert refusal("inspect", runs / task, "--text", text) == says
+
+
+def test_the_first_line_says_what_is_trained(runs: Path, tmp_path: Path) -> None:
+    first = (runs / "text.txt").read_text().splitlines()[0]
+    assert first.startswith("task text: text.txt, 24 tokens; attention sinkhorn, blocks of 4"), first
+    assert first.endswith("; 1 layer of width 32"), first
+    settings = sort_task(**{"train.steps": 0})
+    del settings["task.name"]
+    first = train(tmp_path / "run", settings).splitlines()[0]
+    assert first.startswith("task sort: 16 symbols, lists of up to 15, by default, since no "
+                            "task.name is given; attention "), first
+
+
 def test_eval_of_shorter_inputs_and_of_a_part_of_the_split(runs: Path) -> None:
     whole = json.loads(output("eval", runs / "sort", "--json"))
     short = json.loads(output("eval", runs / "sort", "--json", "--task.sort_test_max", "7"))

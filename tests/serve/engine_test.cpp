@@ -130,6 +130,28 @@ TEST(Engine, RefusesMoreThanItsQueueHolds) {
   }
 }
 
+// A thread waits with it, so that it has its place in the queue for as long.
+TEST(Engine, CountsARequestAsWaitingUntilItsLastTextIsBegun) {
+  Engine engine(open(at::kCPU), {.task = "text", .slots = 1, .queue = 1});
+  Asked two = request(engine, 1, 3);
+  two.sequences.resize(2, two.sequences[0]);
+  const auto job = engine.submit(two);
+  std::vector<int64_t> waiting(2, -1);  // when a text gave its first token
+  bool refused = false;
+  engine.run([&] {
+    for (const Event& event : job->wait(0ms)) {
+      if (waiting[event.sequence] >= 0) continue;
+      waiting[event.sequence] = engine.waiting();
+      if (event.sequence > 0) continue;
+      EXPECT_THROW(engine.submit(request(engine, 2)), Refusal);
+      refused = true;
+    }
+    return job->finished();
+  });
+  EXPECT_TRUE(refused);
+  EXPECT_EQ(waiting, (std::vector<int64_t>{1, 0}));
+}
+
 TEST(Engine, ForgetsWhatNobodyWaitsFor) {
   Engine engine(open(at::kCPU), {.task = "text", .slots = 1, .queue = 4});
   const auto left = engine.submit(request(engine, 1)), kept = engine.submit(request(engine, 2));
