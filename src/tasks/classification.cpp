@@ -1,6 +1,7 @@
 // Classifiers: sentiment, natural language inference, and classes of one's own.
 #include <set>
 
+#include "sinkhorn/error.h"
 #include "tasks/class_codec.h"
 #include "tasks/dataset.h"
 #include "tasks/padded.h"
@@ -41,6 +42,10 @@ class ClassificationTask final : public Task {
     const bool bytes = use_bytes(config, false);
     data_.corpus = find_corpus(config);
     if (data_.corpus.labels.empty()) data_.corpus.labels = training_labels(data_.corpus);
+    if (data_.corpus.labels.size() == 1) {
+      throw Error(data_.corpus.describe(Split::kTrain) + ": every label is '" +
+                  data_.corpus.labels[0] + "'; expected two different ones or more to tell apart");
+    }
     data_.tokenizer = open_tokenizer(config, data_.corpus, bytes, 8000);
     codec_ = make_class_codec(config, data_.tokenizer);
     open_splits(config);

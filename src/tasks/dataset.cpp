@@ -22,10 +22,13 @@ const std::shared_ptr<const TokenStore>& Dataset::split(std::string_view name) c
 }
 
 std::string Dataset::note() const {
+  // How a running text is cut into items is nobody's business: it is told in tokens.
+  const bool running = corpus.format == read_text;
   std::string text = corpus.name + ":";
   std::string subsets;
   for (size_t i = 0; i < 3; ++i) {
-    text += (i == 0 ? " " : ", ") + std::to_string(splits[i]->size()) + " " + kSplitNames[i];
+    const int64_t count = running ? splits[i]->tokens() : splits[i]->size();
+    text += (i == 0 ? " " : ", ") + std::to_string(count) + " " + kSplitNames[i];
     if (i == 1 && corpus.held_out) text += " (held out of training)";
     const int64_t found = splits[i]->size() + (i == 0 && corpus.held_out ? splits[1]->size() : 0);
     const int64_t full = corpus.full_size[i];
@@ -35,6 +38,10 @@ std::string Dataset::note() const {
                  std::to_string(found) + " of " + std::to_string(full);
     }
   }
+  text += running                           ? " tokens"
+          : corpus.format == read_sentences ? " sentences"
+          : corpus.format == read_images    ? " images"
+                                            : " examples";
   return text + subsets + (corpus.note.empty() ? "" : "; " + corpus.note);
 }
 

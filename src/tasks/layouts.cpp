@@ -204,7 +204,9 @@ std::optional<Split> named_split(const std::string& name) {
 
 int64_t total_bytes(const std::vector<Source>& files) {
   int64_t total = 0;
-  for (const Source& source : files) total += static_cast<int64_t>(fs::file_size(source.file));
+  for (const Source& source : files) {
+    total += std::min(source.end, static_cast<int64_t>(fs::file_size(source.file))) - source.begin;
+  }
   return total;
 }
 
@@ -297,9 +299,9 @@ Corpus find_own(const Path& data, bool from_training) {
   return corpus;
 }
 
-std::string size_of(const std::vector<Path>& files) {
-  int64_t bytes = 0;
-  for (const Path& file : files) bytes += static_cast<int64_t>(fs::file_size(file));
+std::string size_of(const std::vector<Source>& files) {
+  const int64_t bytes = total_bytes(files);
+  if (bytes < 10'000) return std::to_string(bytes) + " bytes";
   return bytes < 10'000'000 ? std::to_string(bytes / 1000) + " kB"
                             : std::to_string(bytes / 1'000'000) + " MB";
 }
@@ -308,7 +310,8 @@ void report_layout(const Layout& layout, const Path& data, DataReport& report) {
   const Path root = find_root(layout, data).value_or(data / layout.folder);
   report.lines.push_back(layout.name + " in " + root.string());
   for (const Part& part : layout.parts) {
-    const std::vector<Path> files = match(root, part.pattern);
+    std::vector<Source> files;
+    for (const Path& file : match(root, part.pattern)) files.push_back({file});
     const std::string what =
         std::string(kSplitNames[static_cast<size_t>(part.split)]) + "  " + part.pattern;
     report.lines.push_back(
@@ -321,10 +324,13 @@ void report_layout(const Layout& layout, const Path& data, DataReport& report) {
 
 void report_sources(const Corpus& corpus, DataReport& report) {
   for (size_t split = 0; split < 3; ++split) {
-    std::vector<Path> files;
-    for (const Source& source : corpus.sources[split]) files.push_back(source.file);
-    report.lines.push_back("  found    " + std::string(kSplitNames[split]) + "  " +
-                           std::to_string(files.size()) + " files, " + size_of(files));
+    const std::vector<Source>& files = corpus.sources[split];
+    std::string what = "one in twenty of train, held out";
+    if (!files.empty()) {
+      const std::string count = std::to_string(files.size());
+      what = count + (files.size() == 1 ? " file, " : " files, ") + size_of(files);
+    }
+    report.lines.push_back("  found    " + std::string(kSplitNames[split]) + "  " + what);
   }
   if (!corpus.note.empty()) report.lines.push_back("  " + corpus.note);
 }

@@ -160,6 +160,20 @@ class Sentences final : public sentencepiece::SentenceIterator {
   size_t at_ = 0;
 };
 
+[[noreturn]] void refuse_pieces(const std::string& corpus, int64_t vocab, const std::string& why) {
+  const std::string pieces = "a vocabulary of " + std::to_string(vocab) + " pieces ";
+  // "... is smaller than required_chars. 10 vs 300. ..."
+  const std::string words = "required_chars. " + std::to_string(vocab) + " vs ";
+  if (const size_t at = why.find(words); at != why.npos) {
+    const std::string_view rest = std::string_view(why).substr(at + words.size());
+    throw UsageError(pieces + "is too small for " + corpus + ", whose bytes and characters are " +
+                     "pieces of their own; expected " +
+                     std::string(rest.substr(0, rest.find_first_not_of("0123456789"))) +
+                     " or more");
+  }
+  throw Error(pieces + "cannot be trained on " + corpus + ": " + why);
+}
+
 }  // namespace
 
 std::unique_ptr<Tokenizer> make_byte_tokenizer() { return std::make_unique<ByteTokenizer>(); }
@@ -190,10 +204,7 @@ void train_pieces(const Corpus& corpus, int64_t vocab, const Path& model) {
       {"minloglevel", "3"}};
   std::string bytes;
   const auto status = sentencepiece::SentencePieceTrainer::Train(options, &sentences, &bytes);
-  if (!status.ok()) {
-    throw Error("task.vocab: " + std::to_string(vocab) + " pieces cannot be trained on " +
-                corpus.name + ": " + reason(status));
-  }
+  if (!status.ok()) refuse_pieces(corpus.name, vocab, reason(status));
   const Path temporary = beside(model);
   std::ofstream out(temporary, std::ios::binary);
   out.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));

@@ -77,6 +77,29 @@ TEST_F(ErrorsTest, CifarOfTheWrongSize) {
   EXPECT_HAS(error("pixels"), "image 0 has label 11; expected 0 to 9");
 }
 
+TEST_F(ErrorsTest, OneLabelAlone) {
+  write("train.tsv", "yes\tone\nyes\ttwo\nyes\tthree\n");
+  write("valid.tsv", "yes\tfour\n");
+  EXPECT_HAS(error("classify"), "train.tsv: every label is 'yes'; expected two different ones");
+}
+
+TEST_F(ErrorsTest, TooFewPieces) {
+  std::string text;
+  for (int i = 0; i < 200; ++i) text += "line " + std::to_string(i) + " of a text\n";
+  write("book.txt", text);
+  TaskConfig few = config("text", "pieces");
+  few.vocab = 10;
+  const std::string said = message_of([&] { make_task(few); });
+  EXPECT_HAS(said, "a vocabulary of 10 pieces is too small for data, whose");
+  EXPECT_EQ(said.find("trainer"), std::string::npos) << said;
+  EXPECT_THROW(make_task(few), UsageError);
+  // What is expected will do.
+  const std::string expected = "expected ";
+  few.vocab = std::stoll(said.substr(said.find(expected) + expected.size()));
+  EXPECT_GT(few.vocab, 256);
+  EXPECT_NO_THROW(make_task(few));
+}
+
 TEST_F(ErrorsTest, LabelNeverSeen) {
   write("train.tsv", "cat\tmeow\ndog\twoof\n");
   write("test.tsv", "cat\tpurr\ncow\tmoo\n");

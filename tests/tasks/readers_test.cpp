@@ -164,7 +164,7 @@ TEST_F(TaskTest, ValidationIsHeldOutOfTrainingWhereItWouldBeTheTest) {
     all.insert(task->text(input_row(batch, 0)));
   }
   for (const std::string& text : held) EXPECT_FALSE(all.contains(text)) << text;
-  EXPECT_HAS(task->info().data_note, "valid (held out of training), 1 test");
+  EXPECT_HAS(task->info().data_note, "valid (held out of training), 1 test examples");
   EXPECT_EQ(task->info().data_note.find("test is the"), std::string::npos);
 }
 
@@ -258,6 +258,25 @@ TEST_F(TaskTest, LongTextsAreCut) {
   TaskConfig c = config("nli");
   c.length = 9;
   EXPECT_EQ(examples(*make_task(c), "valid"), (Examples{{"abcd\txyz", "neutral"}}));
+}
+
+TEST_F(TaskTest, CheckDataTellsWhatEachSplitHas) {
+  const auto lines = [&](const std::string& task) {
+    std::string text;
+    for (const std::string& line : check_data(config(task)).lines) text += line + "\n";
+    return text;
+  };
+  std::string book;
+  for (int i = 0; i < 2000; ++i) book += "twenty bytes a line\n";
+  write("book.txt", book);
+  EXPECT_HAS(lines("text"), "found    train  1 file, 36 kB\n");
+  EXPECT_HAS(lines("text"), "found    test  1 file, 2000 bytes\n");
+  EXPECT_HAS(make_task(config("text"))->info().data_note, "2000 test tokens; validation and test");
+  std::filesystem::remove(root_ / "data" / "book.txt");
+  write("train.tsv", "a\tone\nb\ttwo\n");
+  write("test.tsv", "a\tone\n");
+  EXPECT_HAS(lines("classify"), "found    train  1 file, 12 bytes\n");
+  EXPECT_HAS(lines("classify"), "found    valid  one in twenty of train, held out\n");
 }
 
 TEST_F(TaskTest, CheckDataNamesWhatIsMissing) {

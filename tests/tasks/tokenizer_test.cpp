@@ -87,7 +87,7 @@ TEST_F(TaskTest, BadTokenizers) {
   write_lm(3);
   TaskConfig c = config("lm", "pieces");
   c.vocab = 20;
-  EXPECT_HAS(message_of([&] { make_task(c); }), "task.vocab: 20 pieces cannot be trained");
+  EXPECT_HAS(message_of([&] { make_task(c); }), "a vocabulary of 20 pieces is too small for LM1B");
   c.tokenizer = write("../garbage.model", "garbage");
   EXPECT_HAS(message_of([&] { make_task(c); }), "garbage.model: is no SentencePiece model");
   c.tokenizer = "nowhere.model";
