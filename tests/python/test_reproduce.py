@@ -10,71 +10,9 @@ import signal
 import subprocess
 import time
 from pathlib import Path
-from typing import Any
 
 from cli_program import CONFIGS, PROGRAM, output, refusal, run
-
-COMMON = """
-[task]
-name = "sort"
-sort_symbols = 8
-sort_train_max = 12
-sort_test_max = 12
-sort_train_size = 500
-sort_test_size = 16
-
-[model]
-layers = 1
-width = 16
-ff_width = 32
-heads = 2
-
-[attention]
-block = 4
-
-[optimizer]
-warmup = 2
-
-[train]
-device = "cpu"
-threads = 1
-batch = 8
-log_every = 2
-eval_every = 0
-"""
-
-
-def write_table(folder: Path, rows: dict[str, str], steps: int = 4) -> Path:
-    """A folder of tables with one of these rows: id, and the text of its file."""
-    place = folder / "configs" / "mine"
-    place.mkdir(parents=True)
-    (place / "common.ini").write_text(COMMON + f"steps = {steps}\n")
-    for name, text in rows.items():
-        (place / f"{name}.ini").write_text(f"include = common.ini\n{text}")
-    (place / "table.json").write_text(json.dumps({
-        "title": "Mine",
-        "columns": [{"name": "exact match %", "figure": "exact_match", "better": "high",
-                     "digits": 2}],
-        "rows": [{"name": name.title(), "config": f"{name}.ini", "paper": [12.5]}
-                 for name in rows]}))
-    return folder / "configs"
-
-
-SINKHORN = {"sinkhorn": "[attention]\nkind = sinkhorn\n"}
-FULL = {"full": "[attention]\nkind = full\n"}
-
-
-def words(folder: Path, *more: str, name: str = "mine") -> list[str]:
-    return ["reproduce", name, "--configs", str(folder / "configs"), "--out",
-            str(folder / "out"), "--device", "cpu", *more]
-
-
-def results(folder: Path, name: str = "mine.smoke") -> dict[str, Any]:
-    return json.loads((folder / "out" / f"{name}.json").read_text())
-
-
-def cells(folder: Path, name: str = "mine.smoke") -> dict[str, dict[str, Any]]:
-    return {row["id"]: row["cells"][0] for row in results(folder, name)["rows"]}
+from reproduce_program import COMMON, FULL, SINKHORN, cells, results, words, write_table
 
 
 def test_table1_trains_and_is_then_done(tmp_path: Path) -> None:
@@ -199,7 +137,7 @@ def test_tune_never_sees_what_is_reported(tmp_path: Path) -> None:
         config = (trial / "config.ini").read_text()
         assert 'valid = "train"' in config and "warmup = 1\n" in config and "steps = 2\n" in config
     note = json.loads((row / "tuned-seed1" / "result.json").read_text())["data"]
-    assert "300 train, 8 valid, 8 test; test is the validation split" in note, note
+    assert "300 train, 8 valid, 8 test examples; test is the validation split" in note, note
 
 
 def test_a_row_that_fails_leaves_the_others(tmp_path: Path) -> None:
@@ -309,66 +247,6 @@ def test_half_written_files(tmp_path: Path) -> None:
     file.unlink()
     assert "started" not in output(*words(tmp_path))
     assert json.loads(file.read_text()) == json.loads(whole)
-
-
-def test_commands_that_cannot_be_meant(tmp_path: Path) -> None:
-    out = ["--out", str(tmp_path), "--configs", str(CONFIGS)]
-    said = refusal("reproduce", "tabel1", *out)
-    assert said.startswith('"tabel1" is not one of ') and said.endswith("did you mean table1?")
-    assert "table1 has no row" in refusal("reproduce", "table1", "--rows", "sinkhorn", *out)
-    assert ('study has no variant "colours"; it has recall, characters, documents, pixels or sort'
-            in refusal("reproduce", "study", "--variants", "colours", *out))
-    assert refusal("reproduce", "study", "--variants", "recall", "--tune", *out) == (
-        "--tune: the rows of study differ by temperature or iterations, which tuning would make one")
-    assert refusal("reproduce", "table1", "--scale", "tiny", *out) == (
-        '--scale: "tiny" is not one of smoke, small, full')
-    assert refusal("reproduce", "table1", "--preset", "x", *out) == (
-        '--preset: "x" is not one of default, paper')
-    assert refusal("reproduce", "table4", "--data", str(tmp_path), *out) == (
-        f"{tmp_path}: table4 needs 1-billion-word-language-modeling-benchmark-r13output (published "
-        "at https://www.statmt.org/lm-benchmark/); give the folder that holds it with --data DIR")
-    assert "aclImdb (published at" in refusal("reproduce", "table6", "--data", str(tmp_path), *out)
-    assert "holds no table" in refusal("reproduce", "table1", "--configs", str(tmp_path))
-
-
-def test_a_device_that_is_none_is_refused_at_once(tmp_path: Path) -> None:
-    out = ["--out", str(tmp_path / "out"), "--configs", str(CONFIGS)]
-    for name, device in (("table1", "banana"), ("table3", "cudax"), ("memory", "cuda:"),
-                         ("table1", "cuda:1x")):
-        assert refusal("reproduce", name, "--device", device, *out) == (
-            f"--device '{device}'; expected auto, cpu, cuda or cuda:N")
-    assert "CUDA device" in refusal("reproduce", "table1", "--device", "cuda:99", *out)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_options_that_only_a_training_heeds(tmp_path: Path) -> None:
-    out = ["--out", str(tmp_path / "out"), "--configs", str(CONFIGS)]
-    for name, *option in (("memory", "--rows", "x"), ("memory", "--variants", "x"),
-                          ("memory", "--seeds", "2"), ("memory", "--tune"), ("table3", "--tune")):
-        assert refusal("reproduce", name, *option, *out) == (
-            f"{option[0]}: {name} trains nothing that it could apply to; leave it out")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_an_out_that_cannot_be_written(tmp_path: Path) -> None:
-    file = tmp_path / "file"
-    file.write_text("x")
-    configs = ["--configs", str(CONFIGS), "--device", "cpu"]
-    for name in ("table1", "table3", "memory"):
-        assert refusal("reproduce", name, "--out", str(file), *configs) == (
-            f"--out: {file} is a file; name a folder")
-        assert refusal("reproduce", name, "--out", "/proc/nowhere", *configs, code=1) == (
-            "--out: /proc/nowhere cannot be written: No such file or directory; name another folder")
-    assert refusal("reproduce", "table1", "--out", str(file / "in" / "it"), *configs) == (
-        f"--out: {file} is a file; name a folder")
-
-
-def test_a_probe_of_nothing(tmp_path: Path) -> None:
-    for probe in ("sinkhorn:0:0", "sinkhorn:8:0", "sinkhorn:-1:4", "sinkhorn:8x:4", "sinkhorn:8"):
-        assert refusal("reproduce", "memory", "--probe", probe) == (
-            f'--probe: "{probe}" is not KIND:LENGTH:BLOCK, numbers at least 1')
-    assert "is not one of scores, fused" in refusal("reproduce", "memory", "--device", "cpu",
-                                                    "--probe", "banana:8:4")
 
 
 def test_table3_is_the_published_rows(tmp_path: Path) -> None:
