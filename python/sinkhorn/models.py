@@ -180,7 +180,7 @@ class SinkhornAttention(nn.Module):
         if kind == "full":
             return _dense(*heads, mask, _causal_mask(x) if self.decoder else None)
         if kind == "sparse":
-            return _dense(*heads, mask, self._sparse_pattern(x))
+            return self._sparse(x, heads, mask)
         if kind == "sortcut":
             sort = self.sort(x, mask)
             return ops.sortcut(*heads, sort, a["block"], min(a["budget"], sort.shape[2]), mask)
@@ -191,16 +191,22 @@ class SinkhornAttention(nn.Module):
             y = y + _dense(*heads, mask, _causal_mask(x) if self.decoder else None)
         return y
 
-    def _sparse_pattern(self, x: Tensor) -> Tensor:  # [H, L, L], or [L, L] where all see both
+    def _sparse(self, x: Tensor, heads: list[Tensor], mask: Optional[Tensor]) -> Tensor:
         a, token = self.attention, torch.arange(x.shape[1], device=x.device)
-        own = token[:, None] // a["stride"] == token // a["stride"]
-        summary = (token % a["stride"] >= a["stride"] - a["summary"]).expand_as(own)
+        seen = (token % a["stride"] >= a["stride"] - a["summary"]).expand(x.shape[1], -1)
+        if a["merged"]:  # every head sees both
+            seen = seen | (token[:, None] // a["stride"] == token // a["stride"])
+        if self.decoder:
+            seen = seen & _causal_mask(x)
         if a["merged"]:
-            seen = own | summary
-        else:
-            near = (self.heads + 1) // 2
-            seen = torch.stack([own] * near + [summary] * (self.heads - near))
-        return seen & _causal_mask(x) if self.decoder else seen
+            return _dense(*heads, mask, seen)
+        near = (self.heads + 1) // 2  # see their own stride block, the others the summaries
+        own = ops.attention(*(t[:, :near] for t in heads), None, a["stride"],
+                            "strict" if self.decoder else "none", mask=mask)
+        if near == self.heads:
+            return own
+        far = [t[:, near:] for t in heads]
+        return torch.cat([own, _dense(*far, mask, seen)], 1)
 
 
 class CrossAttention(nn.Module):
@@ -352,7 +358,7 @@ def _causal_mask(x: Tensor) -> Tensor:
 
 def _dense(query: Tensor, key: Tensor, value: Tensor, key_mask: Optional[Tensor],
            seen: Optional[Tensor]) -> Tensor:
-    """Attention to all that is real and seen ([L, S] or [H, L, S]); a query that sees nothing gives 0."""
+    """Attention to all that is real and seen ([L, S]); a query that sees nothing gives 0."""
     visible = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device)
     visible = visible if seen is None else seen
     if key_mask is not None:

@@ -17,6 +17,7 @@ from torch import Tensor
 from train_program import SMALL, Settings, sort_task, tensors, train
 
 import sinkhorn
+from sinkhorn.models import SinkhornAttention
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +80,20 @@ def test_a_language_model_in_python(tmp_path: Path, kind: str) -> None:
     targets, _ = padded([row[1:] for row in rows])
     loss = F.cross_entropy(model(ids, mask).flatten(0, 1), targets.flatten(), ignore_index=0)
     assert loss.item() == pytest.approx(program_loss(tmp_path / "out"), rel=1e-5)
+
+
+@pytest.mark.parametrize("decoder", [False, True])
+def test_one_sparse_head_is_block_local(decoder: bool) -> None:
+    """Of pads, too, the module says what the operators say."""
+    shared = {"tie_kv": False, "causal": "strict", "combine": "concat", "window": 0, "merged": False}
+    local = SinkhornAttention(shared | {"kind": "local", "block": 4}, 8, 1, decoder)
+    for parameter in local.parameters():
+        torch.nn.init.normal_(parameter, generator=torch.Generator().manual_seed(parameter.shape[0]))
+    sparse = SinkhornAttention(shared | {"kind": "sparse", "stride": 4, "summary": 2}, 8, 1, decoder)
+    sparse.load_state_dict(local.state_dict())
+    x = torch.randn(2, 11, 8, generator=torch.Generator().manual_seed(2))
+    mask = torch.arange(11) < torch.tensor([[11], [5]])
+    assert torch.equal(sparse(x, mask), local(x, mask))
 
 
 def test_a_sequence_model_in_python(tmp_path: Path) -> None:
