@@ -22,14 +22,15 @@ void set_fields(const Settings& settings, const Fields& fields) {
 }
 
 // The model before its keys: a named size, and each stack at its preset.
-models::ModelConfig model_defaults(const Choices& choices) {
+models::ModelConfig model_defaults(const Choices& choices, bool classifies) {
   models::ModelConfig model =
       choices.size.empty() ? models::ModelConfig{} : models::model_size(choices.size);
   model.max_length = 0;  // the task knows
   for (const bool decoder : {false, true}) {
     const std::string& preset = decoder ? choices.decoder_preset : choices.encoder_preset;
     nn::AttentionConfig& stack = decoder ? model.decoder : model.encoder;
-    stack = nn::attention_preset(preset.empty() ? "default" : preset, decoder);
+    stack =
+        nn::attention_preset(preset.empty() ? "default" : preset, decoder, classifies && !decoder);
   }
   return model;
 }
@@ -97,7 +98,7 @@ train::RunConfig read_config(const std::vector<std::filesystem::path>& files,
   set_fields(settings, choice_fields(choices));
   train::RunConfig config;
   set_fields(settings, run_fields(config));  // a first time, for the words that move other defaults
-  config.model = model_defaults(choices);
+  config.model = model_defaults(choices, !tasks::has_decoder(config.task.name));
   config.optimizer = optimizer_defaults(choices.size, settings);
   set_fields(settings, run_fields(config));
   // A run remembers what it was trained with, not that it took what was usual then.

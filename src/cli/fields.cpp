@@ -260,7 +260,7 @@ Fields attention_fields(const std::string& section, nn::AttentionConfig& attenti
       {s + "window", &attention.window, "blocks beside the own one in the local term", {}, kCount},
       {s + "sort_net",
        &attention.sort_net,
-       "what scores the blocks (task text: bilinear)",
+       "what scores the blocks",
        {"linear", "linear_relu", "mlp", "mlp_relu", "bilinear"}},
       {s + "pooling",
        &attention.pooling,

@@ -73,15 +73,15 @@ AttentionConfig resolve_attention(AttentionConfig c, bool decoder) {
   return c;
 }
 
-AttentionConfig attention_preset(std::string_view name, bool decoder) {
+AttentionConfig attention_preset(std::string_view name, bool decoder, bool classifies) {
   AttentionConfig c = resolve_attention({}, decoder);
   if (name == "prefix") return c;
   if (name == "default" || name == "windowed") {
-    c.window = 1;
+    c.window = classifies ? 0 : 1;
     c.sort_net = "bilinear";
     c.columns = decoder ? "prior" : "none";
     if (decoder) c.pooling = "recent";
-    c.gumbel = name == "windowed";
+    c.gumbel = classifies || name == "windowed";
     return c;
   }
   if (name == "paper") {

@@ -69,6 +69,14 @@ TEST(ReadConfig, DefaultsAreThoseOfTheStructsAndThePreset) {
   EXPECT_EQ(values(config), values(expected));
 }
 
+TEST(ReadConfig, ClassifiersHaveAPresetOfTheirOwn) {
+  const RunConfig config = read("", {{"task.name", "sentiment"}, {"task.data", "folder"}});
+  RunConfig expected = config;
+  expected.model.encoder = nn::attention_preset("default", false, /*classifies=*/true);
+  EXPECT_EQ(values(config), values(expected));
+  EXPECT_EQ(config.model.encoder.window, 0);
+}
+
 TEST(ReadConfig, CommandLineOverFileOverDefaults) {
   const std::string text = "[train]\nsteps = 7  # few\nbatch = 5\n[attention]\nblock = 16\n";
   const RunConfig config = read(text, {{"train.steps", "9"}});

@@ -50,6 +50,11 @@ TEST(AttentionPreset, DefaultAndWindowed) {
     EXPECT_EQ(encoder.pooling, "mean");
     EXPECT_EQ(encoder.columns, "none");
     EXPECT_EQ(encoder.gumbel, name == "windowed");
+    const AttentionConfig classifier = attention_preset(name, false, true);
+    EXPECT_EQ(classifier.window, 0);
+    EXPECT_EQ(classifier.sort_net, "bilinear");
+    EXPECT_EQ(classifier.columns, "none");
+    EXPECT_TRUE(classifier.gumbel);
   }
 }
 

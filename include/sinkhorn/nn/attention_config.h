@@ -30,9 +30,11 @@ struct AttentionConfig {
 
 // "default": the own block, the one before it (in encoders the one behind it, too) and one that a
 // bilinear network routed there, without noise; rows are normalised, in decoders under prior
-// columns (docs/results.md says why). "windowed": the same with Gumbel noise; "prefix": the words
-// above; "paper": its formulas literally. Throws UsageError for another name.
-AttentionConfig attention_preset(std::string_view name, bool decoder);
+// columns. "windowed": the same with Gumbel noise. Encoders of classifiers, which must not learn
+// their texts by heart, keep the noise and go without neighbours in both (docs/results.md says
+// why). "prefix": the words above; "paper": its formulas literally. Throws UsageError for another
+// name.
+AttentionConfig attention_preset(std::string_view name, bool decoder, bool classifies = false);
 
 // The words "auto" replaced by what they mean in that stack, and a window of one block at least
 // where the kind is one.
