@@ -2,7 +2,7 @@
 //
 // Forward                     for                                         CTA              measured
 //   attention_fwd_cut         sortcut, rows * b <= 128                    128 queries         52 us
-//   attention_fwd_plain       a sort, 64 % b == 0                         64 queries         105
+//   attention_fwd_plain       a sort, no window, 64 % b == 0, D <= 128    64 queries         105
 //                             a sort, b = 128                             128 queries        165
 //                             a sort, b a larger multiple of 128          128 queries
 //                             a window within the tile before, causal     64 queries         102
@@ -21,12 +21,13 @@
 //
 // Measured: on the H200, bf16, 65,536 tokens of 8 heads, D = 64, at f665537; what these replaced
 // (attention_fwd at a sort, `together`, the general ones at a window of 1) at 82822a9. `cut`,
-// `plain`, `pair`, `long` and `walk` are Hopper's, for D in (32, 64], `pair` where said so to 128,
-// half types, without masks, weights or dropout: the common cases (with a sort at b = 64 they move
-// 3.8 TB/s of 4.1). `pair` above 64 and blocks above 128 have not been measured. `together` is for
-// D <= 64 in half types. The rest is instantiated for widths 32, 64, 128 and 256 (for_engine), and
-// for float32 to 128 (for_float_engine). Key tiles are 64 positions throughout: with 128, D = 64 in
-// backward takes more registers than two CTAs have.
+// `plain`, `pair`, `long` and `walk` are Hopper's, for D in (32, 64], `plain` and `pair` where said
+// so to 128, half types, without masks, weights or dropout: the common cases (with a sort at b = 64
+// they move 3.8 TB/s of 4.1). `plain` has since come to load by bulk copies (bulk.cuh); that, D
+// above 64 and blocks above 128 have not been measured. `together` is for D <= 64 in half types.
+// The rest is instantiated for widths 32, 64, 128 and 256 (for_engine), and for float32 to 128
+// (for_float_engine). Key tiles are 64 positions throughout: with 128, D = 64 in backward takes
+// more registers than two CTAs have.
 #include "kernels/cuda/attention_cut.cuh"
 #include "kernels/cuda/sort.h"
 
@@ -104,7 +105,7 @@ bool covers_attention(const AttentionCall& call) {
 void launch_attention_fwd(const AttentionCall& call, Stream stream) {
   if (call.type == Type::kFloat32) return launch_attention_fwd_float(call, stream);
   if (takes_cut(call)) return launch_attention_fwd_cut(call, stream);
-  if ((takes_pair(call) && call.width <= 64) || takes_long(call) || takes_walk(call)) {
+  if (takes_pair(call) || takes_long(call) || takes_walk(call)) {
     return launch_attention_fwd_plain(call, stream);
   }
   launch_attention_fwd_general(call, stream);

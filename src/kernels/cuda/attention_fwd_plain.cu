@@ -4,20 +4,39 @@
 #include "kernels/cuda/attention_launch.cuh"
 
 namespace sinkhorn::cuda {
+namespace {
+
+bool describe_all(PlainMaps& maps, const AttentionCall& call) {
+  const int positions = call.rows * call.block;
+  const int64_t head = int64_t{positions} * call.width;
+  const auto sorted = [&](void* data) { return Tokens{data, head * call.heads, head, call.width}; };
+  return describe(maps.query, call, call.query, call.length) &&
+         describe(maps.key, call, call.key, call.length) &&
+         describe(maps.value, call, call.value, call.length) &&
+         (call.rows == 0 ||
+          (describe(maps.sorted_key, call, sorted(call.sorted_key), positions) &&
+           describe(maps.sorted_value, call, sorted(call.sorted_value), positions)));
+}
+
+}  // namespace
 
 void launch_attention_fwd_plain(const AttentionCall& call, Stream stream) {
+  PlainMaps maps{};
+  if (!describe_all(maps, call)) return launch_attention_fwd_general(call, stream);
   for_engine(call, [&]<class E>() {
-    if constexpr (!E::kWarpsAlone && E::kWidth == 64) {
-      const auto go = [&]<class F>() {
-        const int groups = (call.length + F::kTokens - 1) / F::kTokens * call.heads * call.batch;
-        launch("attention_fwd_plain", attention_fwd_plain_kernel<F>,
-               dim3(std::min(groups, F::kCtas * multiprocessors())), F::kAllThreads,
-               attention_fwd_plain_shared<F>(), stream, call, groups);
-      };
+    const auto go = [&]<class F>() {
+      const int groups = (call.length + F::kTokens - 1) / F::kTokens * call.heads * call.batch;
+      launch("attention_fwd_plain", attention_fwd_plain_kernel<F>,
+             dim3(std::min(groups, F::kCtas * multiprocessors())), F::kAllThreads,
+             static_cast<int>(sizeof(PlainMemory<F>)), stream, call, maps, groups);
+    };
+    if constexpr (!E::kWarpsAlone && E::kWidth == 128) {
+      go.template operator()<PlainForward<E, true, false, 1, 2, 2>>();
+    } else if constexpr (!E::kWarpsAlone) {
       if (call.window == 0 && call.block > 2 * kTile) {
         go.template operator()<LongForward<E>>();
       } else if (call.window == 0 && call.block > kTile) {
-        go.template operator()<PlainForward<E, true, false, 2, 4, 2>>();
+        go.template operator()<PlainForward<E, true, false, 2, 5, 2>>();
       } else if (call.window == 0) {
         go.template operator()<PlainForward<E, true, false, 1, 3, 3>>();
       } else if (call.rows == 0) {

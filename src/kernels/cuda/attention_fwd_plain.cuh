@@ -1,13 +1,16 @@
-// Forward as in attention_fwd.cuh for the common cases on Hopper: D <= 64, blocks that fill tiles
-// of 64 or that are multiples of 128 tokens, no mask, no dropout; a sort, the tile before under a
-// causal rule, or both.
+// Forward as in attention_fwd.cuh for the common cases on Hopper: blocks that fill tiles of 64 or
+// that are multiples of 128 tokens, no mask, no dropout; a sort, the tile before under a causal
+// rule, or both; D <= 64, or 128 with a sort alone and blocks that fill tiles.
 //
 // A CTA goes from one group of 64 or 128 queries to the next, four warps for each 64, and through a
 // ring of key tiles: the loads of the next ones, of this group of queries and then of the next, are
-// always under way, so that what is left to wait for is memory itself.
+// always under way, so that what is left to wait for is memory itself. Tiles come by bulk copies
+// (bulk.cuh) and are read by products only, and the output goes from registers to memory.
 #pragma once
 
+#include "kernels/cuda/attention_bwd_pair_memory.cuh"
 #include "kernels/cuda/attention_fwd.cuh"
+#include "kernels/cuda/bulk.cuh"
 
 namespace sinkhorn::cuda {
 
@@ -63,107 +66,148 @@ struct LongForward {
   };
 };
 
-// Queries of this group and the next, and the ring of keys and values; bytes.
-template <class F>
-constexpr int attention_fwd_plain_shared() {
-  return (2 * F::kHalves + 2 * F::kRing) * F::E::kElements * 2;
-}
+// Where the tiles come from.
+struct PlainMaps {
+  CUtensorMap query, key, value, sorted_key, sorted_value;
+};
 
-// Begins to load key tile j of a group of queries, and with the first one the queries.
-template <class F, class T>
-__device__ __forceinline__ void load_plain(const AttentionCall& p, const TilePlace& at,
-                                           const typename F::Keys& list, int j, T* queries,
-                                           T* keys) {
+template <class F>
+struct PlainMemory {
+  using Tile = typename F::E::T[F::E::kElements];
+  struct Keys {
+    Tile key, value;
+  };
+  Tile query[2][F::kHalves];  // of this group of queries and the next
+  Keys ring[F::kRing];
+  uint64_t arrived[F::kRing];  // barriers: the keys of a slot, and with the first ones the queries
+};
+
+// What a CTA loads: key tile after key tile of one group of queries after the other.
+template <class F>
+struct PlainLoads {
   using E = typename F::E;
-  if (j == 0) {
-    const T* const query = head_of<const T>(p.query, {}, at.batch, at.head);
+  const AttentionCall& p;
+  const PlainMaps& maps;
+  PlainMemory<F>& memory;
+  int groups;
+  int group = blockIdx.x, j = 0, turn = 0, slot = 0;  // next is key tile j of this group
+  // Where that is takes a few divisions, too many for every tile.
+  TilePlace at{p, group, F::kTokens};
+  typename F::Keys keys{p, at.first};
+
+  __device__ __forceinline__ PlainLoads(const AttentionCall& p_, const PlainMaps& maps_,
+                                        PlainMemory<F>& memory_, int groups_)
+      : p(p_), maps(maps_), memory(memory_), groups(groups_) {}
+
+  __device__ __forceinline__ void copy(typename E::T* tile, const CUtensorMap& map,
+                                       int first) const {
 #pragma unroll
-    for (int half = 0; half < F::kHalves; ++half) {
-      load_rows<E, F::kAllThreads>(queries + half * E::kElements, query, p.query.token,
-                                   at.first + half * kTile, p.length, p.width, nullptr);
+    for (int panel = 0; panel < E::kPanels; ++panel) {
+      copy_box(tile + panel * kPanel, map, &memory.arrived[slot], panel * 64, first, at);
     }
   }
-  const int first = list.start(j), positions = p.rows * p.block;
-  const bool is_sorted = list.is_sorted(j);
+  // Begins the next load, if there is one; its slot has been read by all.
+  __device__ __forceinline__ void next() {
+    if (group >= groups) return;
+    if (threadIdx.x == 0) {
+      const bool is_sorted = keys.is_sorted(j);
+      constexpr int kBytes = sizeof(typename PlainMemory<F>::Tile);
+      expect_bytes(&memory.arrived[slot], (2 + (j == 0 ? F::kHalves : 0)) * kBytes);
+      if (j == 0) {
 #pragma unroll
-  for (int side = 0; side < 2; ++side) {
-    const Tokens& view = side == 0 ? p.key : p.value;
-    const T* const sorted = static_cast<const T*>(side == 0 ? p.sorted_key : p.sorted_value) +
-                            at.flat_head(p) * positions * p.width;
-    const T* const from = is_sorted ? sorted : head_of<const T>(view, {}, at.batch, at.head);
-    // Before the first tile there are zeros.
-    load_rows<E, F::kAllThreads>(keys + side * E::kElements, from, is_sorted ? p.width : view.token,
-                                 max(first, 0),
-                                 first < 0   ? 0
-                                 : is_sorted ? positions
-                                             : p.length,
-                                 p.width, nullptr);
+        for (int half = 0; half < F::kHalves; ++half) {
+          copy(memory.query[turn][half], maps.query, at.first + half * kTile);
+        }
+      }
+      copy(memory.ring[slot].key, is_sorted ? maps.sorted_key : maps.key, keys.start(j));
+      copy(memory.ring[slot].value, is_sorted ? maps.sorted_value : maps.value, keys.start(j));
+    }
+    __syncwarp();
+    slot = slot + 1 == F::kRing ? 0 : slot + 1;
+    if (++j < keys.count) return;
+    j = 0;
+    turn ^= 1;
+    group += gridDim.x;
+    at = TilePlace(p, group, F::kTokens);
+    keys = typename F::Keys(p, at.first);
   }
+};
+
+// Writes what 16 queries of a warp, from `row` of those from `first` on, have gathered.
+template <class T, int kWidth>
+__device__ __forceinline__ void store_plain(const AttentionCall& p, const TilePlace& at,
+                                            RunningSoftmax<kWidth>& softmax, int first, int row,
+                                            int lane) {
+  softmax.finish();
+  float* const stats = stats_of<T>(p, at.flat_head(p));
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int t = first + row + lane / 4 + 8 * half;
+    if (lane % 4 == 0 && t < p.queries) {
+      store_log_sum<T>(stats, p.queries, t, softmax.largest[half], softmax.sum[half]);
+    }
+    const float factor = softmax.inverse(half);
+#pragma unroll
+    for (int n = 0; n < kWidth / 8; ++n) {
+      softmax.out[n][2 * half] *= factor;
+      softmax.out[n][2 * half + 1] *= factor;
+    }
+  }
+  const PairRows<T> to = {head_of<T>(p.out, {}, at.batch, at.head), p.out.token, first, p.queries};
+  store_pair_rows<T>(softmax.out, 1.0f, to, p.width, row, lane);
 }
 
 template <class F>
 __global__ void __launch_bounds__(F::kAllThreads, F::kCtas)
-    attention_fwd_plain_kernel(const __grid_constant__ AttentionCall p, const int groups) {
+    attention_fwd_plain_kernel(const __grid_constant__ AttentionCall p,
+                               const __grid_constant__ PlainMaps maps, const int groups) {
   using E = typename F::E;
   using T = typename E::T;
   extern __shared__ __align__(1024) unsigned char shared[];
-  T* const queries = reinterpret_cast<T*>(shared);          // [2][half]
-  T* const ring = queries + 2 * F::kHalves * E::kElements;  // [slot][key, value]
+  PlainMemory<F>& memory = *reinterpret_cast<PlainMemory<F>*>(shared);
 
-  const int group = threadIdx.x / kThreads, lane = threadIdx.x % 32;
-  const int row = threadIdx.x % kThreads / 32 * 16;
+  const int group = __shfl_sync(0xFFFFFFFFu, threadIdx.x / kThreads, 0);
+  const int lane = threadIdx.x % 32, row = threadIdx.x % kThreads / 32 * 16;
   const Plan plan(p, 0);
   const float scale = fabsf(p.scale) * 1.4426950408889634f;
 
-  // What is loaded next: key tile next_j of group `next`, the number next_turn of this CTA's. Where
-  // that is takes a few divisions, too many for every tile.
-  int next = blockIdx.x, next_j = 0, next_turn = 0, next_slot = 0;
-  TilePlace next_at(p, next, F::kTokens);
-  typename F::Keys next_keys(p, next_at.first);
-  const auto load_next = [&] {
-    if (next < groups) {
-      load_plain<F>(p, next_at, next_keys, next_j,
-                    queries + next_turn % 2 * F::kHalves * E::kElements,
-                    ring + next_slot * 2 * E::kElements);
-      if (++next_j == next_keys.count) {
-        next_j = 0;
-        next += gridDim.x;
-        ++next_turn;
-        next_at = TilePlace(p, next, F::kTokens);
-        next_keys = typename F::Keys(p, next_at.first);
-      }
-    }
-    commit_copies();
-    next_slot = next_slot + 1 == F::kRing ? 0 : next_slot + 1;
-  };
-#pragma unroll
-  for (int i = 0; i + 1 < F::kRing; ++i) load_next();
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < F::kRing; ++i) ready_barrier(&memory.arrived[i]);
+    E::publish();
+  }
+  __syncthreads();
+  PlainLoads<F> loads(p, maps, memory, groups);
+#pragma unroll 1
+  for (int i = 0; i + 1 < F::kRing; ++i) loads.next();
 
-  int slot = 0, turn = 0;
+  int slot = 0, parity = 0, turn = 0;
   bool finite = true;
-  for (int tile = blockIdx.x; tile < groups; tile += gridDim.x, ++turn) {
+  for (int tile = blockIdx.x; tile < groups; tile += gridDim.x, turn ^= 1) {
     const TilePlace at(p, tile, F::kTokens);
-    T* const q = queries + (turn % 2 * F::kHalves + group) * E::kElements;
-    const int low = at.first + group * kTile + row + lane / 4;  // this lane's queries: low, low + 8
+    const int begin = at.first + group * kTile;  // of the group's queries
+    const int low = begin + row + lane / 4;      // this lane's queries: low, low + 8
     const Interval sorted[2] = {plan.seen(List::kSorted, low), plan.seen(List::kSorted, low + 8)};
     const Interval local[2] = {plan.seen(List::kLocal, low), plan.seen(List::kLocal, low + 8)};
     const typename F::Keys keys(p, at.first);
-    RunningSoftmax<64> softmax;
+    RunningSoftmax<E::kWidth> softmax;
 #pragma unroll F::kUnroll
     for (int j = 0; j < keys.count; ++j) {
-      const T* const k = ring + slot * 2 * E::kElements;
-      slot = slot + 1 == F::kRing ? 0 : slot + 1;
-      wait_copies<F::kRing - 2>();
-      E::publish();
-      __syncthreads();  // this tile is there, and the one before has been read
-      load_next();
+      const auto& own = memory.ring[slot];
+      __syncthreads();  // the tile before has been read
+      loads.next();
+      await_bytes(&memory.arrived[slot], parity);
+      __syncwarp();
+      if (++slot == F::kRing) {
+        slot = 0;
+        parity ^= 1;
+      }
       const bool is_sorted = keys.is_sorted(j);
-      const int first = keys.start(j), last = at.first + group * kTile + kTile - 1;
+      const int first = keys.start(j), last = begin + kTile - 1;
       // The first half of the queries may see nothing of a tile that the second half sees.
       if (F::kHalves > 1 && first > last && (is_sorted ? plan.inclusive : plan.causal)) continue;
       float s[8][4];
       E::begin();
-      E::scores(s, q, k, row, lane);
+      E::scores(s, memory.query[turn][group], own.key, row, lane);
       E::end();
       E::settle(s);
       if (p.scale < 0.0f) {
@@ -184,29 +228,16 @@ __global__ void __launch_bounds__(F::kAllThreads, F::kCtas)
       pack_left<T>(share, s);
       E::settle(softmax.out);
       E::begin();
-      E::template gather<64>(softmax.out, share, k + E::kElements, 0, lane);
+      E::template gather<E::kWidth>(softmax.out, share, own.value, 0, lane);
       E::end();
       E::settle(softmax.out);
     }
-
-    softmax.finish();
-    float* const stats = stats_of<T>(p, at.flat_head(p));
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int t = low + 8 * half;
-      if (lane % 4 == 0 && t < p.queries) {
-        store_log_sum<T>(stats, p.queries, t, softmax.largest[half], softmax.sum[half]);
-      }
-    }
-    sync_group(group);  // the group's queries have been read
-    store_rows<E, 64>(q, softmax.out, softmax.inverse(0), softmax.inverse(1), row, lane,
-                      head_of<T>(p.out, {}, at.batch, at.head), p.out.token,
-                      at.first + group * kTile, p.queries, p.width);
-#pragma unroll
-    for (int n = 0; n < 8; ++n) {
+    for (int n = 0; n < E::kWidth / 8; ++n) {
 #pragma unroll
       for (int c = 0; c < 4; ++c) finite &= fabsf(softmax.out[n][c]) < INFINITY;
     }
+    store_plain<T>(p, at, softmax, begin, row, lane);
   }
 
   if (__all_sync(0xFFFFFFFFu, finite)) return;

@@ -1,0 +1,89 @@
+// Tiles of tokens into shared memory by Hopper's bulk copies (sm_90a): one thread asks for 64 rows
+// of 64 numbers, and the hardware fetches them, lays them out as products want them (hopper.cuh),
+// puts zeros outside of the tensor, and counts the bytes in a barrier.
+//
+// Copies by all threads (load_rows) cost each thread its addresses, and what they wrote has to be
+// published to the tensor cores with a fence that also waits for the copies still under way. This
+// way neither is needed, as long as no thread reads or writes the memory itself.
+#pragma once
+
+#include <cuda.h>
+
+#include "kernels/cuda/attention.h"
+#include "kernels/cuda/check.cuh"
+#include "kernels/cuda/hopper.cuh"
+#include "kernels/cuda/tile.cuh"
+
+namespace sinkhorn::cuda {
+
+// Describes [batch, heads, positions, width] of a half type to the hardware; false if that cannot
+// be described, which takes sizes or strides beyond its limits.
+inline bool describe(CUtensorMap& map, const AttentionCall& call, const Tokens& x, int positions) {
+  static const auto encode = [] {
+    constexpr const char* kName = "cuTensorMapEncodeTiled";
+    void* found = nullptr;
+    cudaDriverEntryPointQueryResult result{};
+    check(cudaGetDriverEntryPointByVersion(kName, &found, 12000, cudaEnableDefault, &result),
+          kName);
+    return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(found);
+  }();
+  if (encode == nullptr) return false;
+  const auto bytes = [&](int size, int64_t stride) {  // that of a dimension of size 1 is arbitrary
+    return static_cast<cuuint64_t>(size == 1 ? call.width : stride) * 2;
+  };
+  const cuuint64_t sizes[4] = {
+      static_cast<cuuint64_t>(call.width), static_cast<cuuint64_t>(positions),
+      static_cast<cuuint64_t>(call.heads), static_cast<cuuint64_t>(call.batch)};
+  const cuuint64_t strides[3] = {bytes(positions, x.token), bytes(call.heads, x.head),
+                                 bytes(call.batch, x.batch)};
+  const cuuint32_t box[4] = {64, 64, 1, 1}, steps[4] = {1, 1, 1, 1};
+  const auto type = call.type == Type::kBFloat16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                                                 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+  return encode(&map, type, 4, x.data, sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+// A barrier in shared memory that one thread's copies complete, again and again. The thread that
+// readies it publishes it (publish_writes) before the others are let on.
+__device__ __forceinline__ void ready_barrier(uint64_t* barrier) {
+#if SINKHORN_HOPPER
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(barrier)) : "memory");
+#endif
+}
+// By that thread, before it asks for so many bytes.
+__device__ __forceinline__ void expect_bytes(uint64_t* barrier, int bytes) {
+#if SINKHORN_HOPPER
+  asm volatile(
+      "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
+      "r"(bytes)
+      : "memory");
+#endif
+}
+// Waits until they have come; parity: whether that was an odd number of times before.
+__device__ __forceinline__ void await_bytes(uint64_t* barrier, int parity) {
+#if SINKHORN_HOPPER
+  uint32_t done;
+  do {
+    asm volatile(
+        "{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, p;\n}\n"
+        : "=r"(done)
+        : "r"(shared_address(barrier)), "r"(parity)
+        : "memory");
+  } while (done == 0);
+#endif
+}
+// Asks for 64 rows of 64 numbers, from `column` of position `first` on, which may lie outside.
+__device__ __forceinline__ void copy_box(void* to, const CUtensorMap& map, uint64_t* barrier,
+                                         int column, int first, const TilePlace& at) {
+#if SINKHORN_HOPPER
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], "
+      "[%1, {%3, %4, %5, %6}], [%2];" ::"r"(shared_address(to)),
+      "l"(&map), "r"(shared_address(barrier)), "r"(column), "r"(first), "r"(at.head), "r"(at.batch)
+      : "memory");
+#endif
+}
+
+}  // namespace sinkhorn::cuda
