@@ -74,9 +74,10 @@ LanguageModel::LanguageModel(const ModelConfig& c) : Model(c) {
 }
 
 at::Tensor LanguageModel::logits(const Input& input, const nn::Context& context) {
-  const at::Tensor x = at::dropout(embedding_->forward(input.ids), config_.dropout, is_training());
+  const auto tokens = embedding_->with_table(input.ids, embedding_->weight);
+  const at::Tensor x = at::dropout(tokens.vectors, config_.dropout, is_training());
   const at::Tensor y = decoder_->forward(x, with_mask(context, input.mask));
-  return decoder_parts().logits(y);
+  return output_ != nullptr ? output_->forward(y) : embedding_->tied_output(y, tokens.table);
 }
 
 std::vector<std::shared_ptr<nn::SinkhornAttention>> LanguageModel::attentions() const {
@@ -95,19 +96,34 @@ Seq2Seq::Seq2Seq(const ModelConfig& c) : Model(c) {
 
 nn::Memory Seq2Seq::encode(const at::Tensor& ids, const std::optional<at::Tensor>& mask,
                            const nn::Context& context) {
-  const at::Tensor x = at::dropout(embedding_->forward(ids), config_.dropout, is_training());
+  return encode_vectors(embedding_->forward(ids), mask, context);
+}
+
+nn::Memory Seq2Seq::encode_vectors(const at::Tensor& vectors, const std::optional<at::Tensor>& mask,
+                                   const nn::Context& context) {
+  const at::Tensor x = at::dropout(vectors, config_.dropout, is_training());
   return {encoder_->forward(x, with_mask(context, mask)), mask};
 }
 
 at::Tensor Seq2Seq::decode(const at::Tensor& ids, const std::optional<at::Tensor>& mask,
                            const nn::Memory& memory, const nn::Context& context) {
-  const at::Tensor x = at::dropout(embedding_->forward(ids), config_.dropout, is_training());
-  return embedding_->tied_output(decoder_->forward(x, with_mask(context, mask), &memory));
+  return decode_tokens(embedding_->with_table(ids, embedding_->weight), mask, memory, context);
+}
+
+at::Tensor Seq2Seq::decode_tokens(const nn::Embedding::Tokens& tokens,
+                                  const std::optional<at::Tensor>& mask, const nn::Memory& memory,
+                                  const nn::Context& context) {
+  const at::Tensor x = at::dropout(tokens.vectors, config_.dropout, is_training());
+  const at::Tensor y = decoder_->forward(x, with_mask(context, mask), &memory);
+  return embedding_->tied_output(y, tokens.table);
 }
 
 at::Tensor Seq2Seq::logits(const Input& input, const nn::Context& context) {
-  const nn::Memory memory = encode(input.ids, input.mask, context);
-  return decode(shift_right(input.targets), input.target_mask, memory, context);
+  // One table goes from hand to hand, so that the gradients of all three uses meet in it.
+  const auto source = embedding_->with_table(input.ids, embedding_->weight);
+  const nn::Memory memory = encode_vectors(source.vectors, input.mask, context);
+  const auto target = embedding_->with_table(shift_right(input.targets), source.table);
+  return decode_tokens(target, input.target_mask, memory, context);
 }
 
 std::vector<std::shared_ptr<nn::SinkhornAttention>> Seq2Seq::attentions() const {

@@ -146,23 +146,27 @@ at::Tensor Embedding::positions(int64_t length, const at::TensorOptions& options
   return tables_.back().slice(0, 0, length);
 }
 
-at::Tensor Embedding::placed(const at::Tensor& ids, const at::Tensor& positions) const {
-  const double scale = std::sqrt(static_cast<double>(weight.size(1)));
-  return at::add(positions, at::embedding(weight, ids), scale);
-}
+double Embedding::scale() const { return std::sqrt(static_cast<double>(weight.size(1))); }
 
-at::Tensor Embedding::forward(const at::Tensor& ids) {
-  return placed(ids, positions(ids.size(1), weight.options()));
+at::Tensor Embedding::forward(const at::Tensor& ids) { return with_table(ids, weight).vectors; }
+
+Embedding::Tokens Embedding::with_table(const at::Tensor& ids, const at::Tensor& table) {
+  const at::Tensor places = positions(ids.size(1), weight.options());
+  const ops::Embedded embedded = ops::embed(table, ids, places, scale());
+  return {embedded.tokens, embedded.table};
 }
 
 at::Tensor Embedding::forward_at(const at::Tensor& ids, const at::Tensor& places, int64_t end) {
-  return placed(ids, at::embedding(positions(end, weight.options()), places));
+  const at::Tensor all = positions(end, weight.options());
+  return at::add(at::embedding(all, places), at::embedding(weight, ids), scale());
 }
 
-at::Tensor Embedding::tied_output(const at::Tensor& x) {
+at::Tensor Embedding::tied_output(const at::Tensor& x) { return tied_output(x, weight); }
+
+at::Tensor Embedding::tied_output(const at::Tensor& x, const at::Tensor& table) {
   ops::LinearOptions options;
   options.weight_copy = weight_copy_.find(weight, x.scalar_type());
-  return ops::linear(x, weight, std::nullopt, options);
+  return ops::linear(x, table, std::nullopt, options);
 }
 
 std::vector<ParameterCopy*> Embedding::copies() { return {&weight_copy_}; }

@@ -88,6 +88,12 @@ TORCH_LIBRARY(sinkhorn, m) {
       "linear_bwd(Tensor grad, Tensor x, Tensor weight, Tensor out, bool bias, bool relu, "
       "float dropout_p, ScalarType dtype) -> (Tensor, Tensor, Tensor)");
 
+  m.def(
+      "embed(Tensor(a) weight, Tensor ids, Tensor positions, float scale) "
+      "-> (Tensor(a) table, Tensor tokens)");
+  m.def("embed_fwd(Tensor weight, Tensor ids, Tensor positions, float scale) -> Tensor");
+  m.def("embed_bwd(Tensor(a!) onto, Tensor grad, Tensor ids, float scale) -> ()");
+
   m.def("cross_entropy(Tensor logits, Tensor targets, int ignored, float smoothing=0.0) -> Tensor");
   m.def(
       "cross_entropy_fwd(Tensor logits, Tensor targets, int ignored, float smoothing, bool keep) "

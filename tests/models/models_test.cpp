@@ -161,6 +161,41 @@ TEST(Loss, IsFloat32UnderBf16) {
   EXPECT_NEAR(loss.item<double>(), model->loss(input, {}).item<double>(), 0.05);
 }
 
+// The loss's derivative along a random change of the table, by autograd and by a difference.
+template <class M>
+void check_table_gradient(const ModelConfig& c, const Input& input, const std::string& what) {
+  const auto model = make_model<M>(c, at::kDouble);
+  model->loss(input, {}).backward();
+  at::Tensor table = parameter(*model, "embedding.weight");
+  const at::Tensor change = randn(table.sizes(), 8);
+  const double found = (table.grad() * change).sum().template item<double>();
+  const at::NoGradGuard no_grad;
+  constexpr double kStep = 1e-5;
+  const auto loss_at = [&](double step) {
+    table.add_(change, step);
+    const double loss = model->loss(input, {}).template item<double>();
+    table.sub_(change, step);
+    return loss;
+  };
+  const double expected = (loss_at(kStep) - loss_at(-kStep)) / (2 * kStep);
+  EXPECT_NEAR(found, expected, 1e-6 * (1 + std::abs(expected))) << what;
+}
+
+TEST(Model, GradientOfTheTableCountsEveryUse) {
+  ModelConfig c = small_config({}, {});
+  const at::Tensor mask = ragged_mask({9, 4}, 9);
+  const at::Tensor targets = at::where(mask, random_ids(2, 9, 3), 0);
+  const Input input{random_ids(2, 9, 1), mask, targets, mask};
+  check_table_gradient<LanguageModel>(c, input, "tied");
+  check_table_gradient<Seq2Seq>(c, input, "encoder and decoder");
+  c.checkpoint = true;
+  check_table_gradient<Seq2Seq>(c, input, "recomputed");
+  c.tied = false;
+  check_table_gradient<LanguageModel>(c, input, "untied");
+  check_table_gradient<Classifier>(c, {input.ids, mask, at::tensor({2, 0}, at::kLong), {}},
+                                   "classifier");
+}
+
 TEST(Model, EvaluationRepeatsToTheBit) {
   ModelConfig c = small_config({}, {});
   c.dropout = c.attention_dropout = c.relu_dropout = 0.5;

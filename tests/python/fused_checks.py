@@ -1,5 +1,5 @@
-"""Checks of the training step's operators (add_norm, norm, residual, linear, cross_entropy), for any
-device. test_fused.py runs them under pytest; `python fused_checks.py` runs them on a GPU without it.
+"""Checks of the training step's operators (add_norm, norm, residual, linear, cross_entropy, embed), for
+any device. test_fused.py runs them under pytest; `python fused_checks.py` runs them on a GPU without it.
 
 The truth is float64; eager code in the type under test sets the tolerance (docs/numerics.md)."""
 
@@ -15,35 +15,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+import embed_checks
 import support
+from fused_values import Values, compare, gradients, leaves
 from support import randn, rms, rms_error
 
 ops = torch.ops.sinkhorn
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 EPSILON = 1e-6
-Values = dict[str, Tensor]
-
-
-def compare(found: Values, eager: Values, truth: Values, why: str) -> None:
-    """At most 2x eager's error, 3x for gradients; the floor is half an ulp, where eager is lucky."""
-    for name, exact in truth.items():
-        assert found[name].dtype == eager[name].dtype, (why, name, found[name].dtype)
-        floor = torch.finfo(found[name].dtype).eps / 2 * rms(exact)
-        ratio = 3 if name.startswith("gradient") else 2
-        error, allowed = rms_error(found[name], exact), rms_error(eager[name], exact)
-        assert error <= ratio * allowed + floor + 1e-12, f"{why}: {name}: {error:.3g} > {allowed:.3g}"
-
-
-def gradients(outputs: list[Tensor], inputs: dict[str, Tensor]) -> Values:
-    """Of a weighted sum of the outputs."""
-    weights = [randn(*y.shape, seed=900 + i, device=y.device, dtype=y.dtype)
-               for i, y in enumerate(outputs)]
-    grads = torch.autograd.grad(outputs, list(inputs.values()), weights)
-    return {f"gradient of {name}": g for name, g in zip(inputs, grads)}
-
-
-def leaves(tensors: Values, dtype: torch.dtype | None = None) -> Values:
-    return {k: x.detach().to(dtype or x.dtype).requires_grad_() for k, x in tensors.items()}
 
 
 # --- residual sum and norm ---------------------------------------------------------------------------
@@ -318,7 +297,7 @@ def cross_entropy_backward_twice(device: str) -> None:
 
 CHECKS = [norms, norm_of_any_strides, norm_backward_from_one_output, dropout_of_parts, linears,
           dropout_after_relu, cross_entropies, cross_entropy_of_extreme_logits,
-          cross_entropy_of_unaligned_logits, cross_entropy_backward_twice]
+          cross_entropy_of_unaligned_logits, cross_entropy_backward_twice, *embed_checks.CHECKS]
 
 
 def graph_advances_dropout(device: str) -> None:
@@ -353,6 +332,9 @@ def graph_advances_dropout(device: str) -> None:
     assert all(torch.equal(a, b) for a, b in zip(seen[:3], seen[3:])), "the same seed"
 
 
+GRAPHS = [graph_advances_dropout, embed_checks.graph_reads_new_ids]
+
+
 @contextmanager
 def poisoned_memory():
     torch.use_deterministic_algorithms(True, warn_only=True)
@@ -372,7 +354,7 @@ def main(checks: list[Callable[[str], None]]) -> int:
     failures = 0
     for check in checks:
         try:
-            if check is graph_advances_dropout:
+            if check in GRAPHS:
                 check("cuda")
             else:
                 with poisoned_memory():
@@ -386,4 +368,4 @@ def main(checks: list[Callable[[str], None]]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main([*CHECKS, graph_advances_dropout]))
+    sys.exit(main([*CHECKS, *GRAPHS]))

@@ -20,8 +20,9 @@ def test_fused(check, device, poisoned_memory):
 
 
 @needs_cuda
-def test_a_captured_graph_draws_anew():
-    fused_checks.graph_advances_dropout("cuda")
+@pytest.mark.parametrize("check", fused_checks.GRAPHS, ids=lambda c: c.__name__)
+def test_a_captured_graph_begins_anew(check):
+    check("cuda")
 
 
 @on_devices
@@ -38,6 +39,9 @@ def test_gradients_match_finite_differences(device):
         assert torch.autograd.gradcheck(
             lambda *t: ops.linear(*t, relu=relu),
             (x, matrix.requires_grad_(), shift.requires_grad_()))
+    assert torch.autograd.gradcheck(
+        lambda t: ops.embed(t, torch.tensor([[0, 3, 0], [1, 3, 3]], device=device), x[0].detach(), 2.5),
+        (matrix,))
     targets = torch.tensor([0, 5, 2, 0, 1, 3], device=device)
     for smoothing in (0.0, 0.2):
         assert torch.autograd.gradcheck(
@@ -61,6 +65,10 @@ def test_nonsense_is_refused(device):
         (r"targets must be int64",
          lambda: ops.cross_entropy(floats(2, 8), floats(2).int(), 0)),
         (r"targets must be", lambda: ops.cross_entropy(floats(2, 8), floats(3).long(), 0)),
+        (r"ids must be int64",
+         lambda: ops.embed(floats(9, 8), floats(2, 3).int(), floats(3, 8), 1.0)),
+        (r"positions must be",
+         lambda: ops.embed(floats(9, 8), floats(2, 3).long(), floats(2, 8), 1.0)),
         (r"smoothing", lambda: ops.cross_entropy(floats(2, 8), floats(2).long(), 0, 1.5)),
     ]
     for message, call in refused:

@@ -81,6 +81,12 @@ class Seq2Seq : public Model {
   DecoderParts decoder_parts() const { return {embedding_, decoder_}; }
 
  private:
+  nn::Memory encode_vectors(const at::Tensor& vectors, const std::optional<at::Tensor>& mask,
+                            const nn::Context& context);
+  at::Tensor decode_tokens(const nn::Embedding::Tokens& tokens,
+                           const std::optional<at::Tensor>& mask, const nn::Memory& memory,
+                           const nn::Context& context);
+
   std::shared_ptr<nn::Embedding> embedding_;  // of both sides and the output
   std::shared_ptr<nn::Stack> encoder_, decoder_;
 };

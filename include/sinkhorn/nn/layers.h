@@ -116,9 +116,17 @@ class Embedding : public torch::nn::Module, public CopyHolder {
   // longest: sequences expected; longer ones work too.
   Embedding(int64_t vocab, int64_t width, int64_t longest = 0);
   at::Tensor forward(const at::Tensor& ids);  // [B, L] -> [B, L, E]
+  // The same, and the weights again for what reads them next, tied_output or another of these:
+  // backward then adds the tokens' gradient onto theirs in place. table: weight, or what such a
+  // call gave.
+  struct Tokens {
+    at::Tensor vectors, table;
+  };
+  Tokens with_table(const at::Tensor& ids, const at::Tensor& table);
   // ids at places of their own, [B, L] int64, all below `end`.
   at::Tensor forward_at(const at::Tensor& ids, const at::Tensor& places, int64_t end);
   at::Tensor tied_output(const at::Tensor& x);  // x weight': [B, L, E] -> [B, L, V]
+  at::Tensor tied_output(const at::Tensor& x, const at::Tensor& table);
   std::vector<ParameterCopy*> copies() override;
 
   at::Tensor weight;  // [V, E]
@@ -126,7 +134,7 @@ class Embedding : public torch::nn::Module, public CopyHolder {
  private:
   ParameterCopy weight_copy_;
   at::Tensor positions(int64_t length, const at::TensorOptions& options);
-  at::Tensor placed(const at::Tensor& ids, const at::Tensor& positions) const;
+  double scale() const;
   int64_t longest_;
   // The positions' tables, the last in use. Earlier ones stay: a captured graph may read them.
   std::vector<at::Tensor> tables_;

@@ -4,6 +4,7 @@
 #include "kernels/cuda/balance.h"
 #include "kernels/cuda/cross_entropy.h"
 #include "kernels/cuda/decode.h"
+#include "kernels/cuda/embedding.h"
 #include "kernels/cuda/feed_forward.h"
 #include "kernels/cuda/norm.h"
 #include "kernels/cuda/pool.h"
@@ -50,6 +51,11 @@ void launch_bias_sum(const FeedForwardParams&, Stream) { absent(); }
 bool covers_cross_entropy(int64_t, int64_t) { return false; }
 void launch_cross_entropy_fwd(const CrossEntropyParams&, Stream) { absent(); }
 void launch_scale(const ScaleParams&, Stream) { absent(); }
+
+bool covers_embed(int64_t, int64_t, int64_t) { return false; }
+int64_t embed_partials(int64_t) { absent(); }
+void launch_embed_fwd(const EmbedParams&, Stream) { absent(); }
+void launch_embed_bwd(const EmbedGradient&, Stream) { absent(); }
 
 bool covers_decode(Type, int64_t) { return false; }
 void launch_decode_keep(const DecodeKeepParams&, Stream) { absent(); }

@@ -43,6 +43,18 @@ struct LinearOptions {
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight,
                   const std::optional<at::Tensor>& bias, const LinearOptions& options);
 
+struct Embedded {
+  at::Tensor table;   // the weight that was given
+  at::Tensor tokens;  // [B, L, E]
+};
+
+// positions [L, E] + scale weight[ids], in the type of positions. weight [V, E], ids [B, L] int64.
+// Read the table that comes back where its rows serve again, as in a tied output or another embed:
+// the tokens' gradient is then added to the table's in place, row by row. An id that is not in the
+// table throws on the CPU, and gives NaN on CUDA.
+Embedded embed(const at::Tensor& weight, const at::Tensor& ids, const at::Tensor& positions,
+               double scale);
+
 // Mean cross-entropy over the rows whose target is not `ignored`; NaN where there are none. logits
 // [rows, V], targets [rows] int64. float32 (float64 for float64). The share `smoothing` of each
 // target is spread over all V.

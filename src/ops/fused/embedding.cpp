@@ -1,0 +1,183 @@
+// embed: the vectors of tokens, beside the table that they come from.
+//
+// A tied output projection reads the table, too. Left to autograd, the tokens' gradient becomes a
+// table full of zeros and is then added to the projection's. Here the projection reads the table
+// that comes back, so that both gradients arrive in one place, and the tokens' rows are added to
+// the projection's where it lies.
+#include "kernels/cuda/embedding.h"
+
+#include <ATen/ops/add.h>
+#include <ATen/ops/embedding.h>
+#include <ATen/ops/embedding_dense_backward.h>
+#include <ATen/ops/sort.h>
+#include <ATen/ops/zeros.h>
+#include <torch/csrc/autograd/functions/utils.h>
+
+#include "ops/autograd.h"
+#include "ops/fused/fused.h"
+#include "ops/fused/kernel_call.h"
+
+namespace sinkhorn::ops {
+namespace {
+
+void check_embed(const Tensor& weight, const Tensor& ids, const Tensor& positions) {
+  const std::string_view op = "embed";
+  check_float(op, "weight", weight);
+  check_rank(op, "weight", weight, 2);
+  check_rank(op, "ids", ids, 2);
+  check_device(op, weight, "ids", ids);
+  check_device(op, weight, "positions", positions);
+  check_sizes(op, "positions", positions, {ids.sym_size(1), weight.sym_size(1)}, "[L, E]");
+  TORCH_CHECK_VALUE(ids.scalar_type() == at::kLong, "embed: ids must be int64, got ",
+                    ids.scalar_type());
+}
+
+// Whether the kernels serve a table [V, E] and tokens with it: all float32 on a GPU.
+bool kernel_covers(const Tensor& table, const Tensor& other, const Tensor& ids) {
+  if (!table.is_cuda() || table.scalar_type() != at::kFloat || other.scalar_type() != at::kFloat) {
+    return false;
+  }
+  const auto tokens = ids.sym_numel().maybe_as_int(), rows = table.sym_size(0).maybe_as_int();
+  const auto width = table.sym_size(1).maybe_as_int();
+  return tokens.has_value() && rows.has_value() && width.has_value() &&
+         cuda::covers_embed(*tokens, *rows, *width);
+}
+
+// positions [L, E] + scale weight[ids]: [B, L, E]
+Tensor embed_fwd(const Tensor& weight, const Tensor& ids, const Tensor& positions, double scale) {
+  check_embed(weight, ids, positions);
+  if (!kernel_covers(weight, positions, ids)) {
+    return at::add(positions, at::embedding(weight, ids), scale);
+  }
+  const c10::DeviceGuard guard(weight.device());
+  const Tensor table = aligned(weight), places = aligned(positions), tokens = ids.contiguous();
+  const Tensor out = at::empty({ids.size(0), ids.size(1), weight.size(1)}, weight.options());
+  cuda::EmbedParams p;
+  p.tokens = ids.numel();
+  p.length = ids.size(1);
+  p.rows = weight.size(0);
+  p.width = weight.size(1);
+  p.scale = static_cast<float>(scale);
+  p.ids = tokens.const_data_ptr<int64_t>();
+  p.table = table.const_data_ptr<float>();
+  p.positions = places.const_data_ptr<float>();
+  p.out = out.data_ptr<float>();
+  cuda::launch_embed_fwd(p, current_stream(weight));
+  return out;
+}
+
+// The sums of scale * grad[t] over the tokens of each id: [rows, E]
+Tensor sum_rows(const Tensor& grad, const Tensor& ids, int64_t rows, double scale) {
+  return at::embedding_dense_backward(grad * scale, ids, rows, /*padding_idx=*/-1,
+                                      /*scale_grad_by_freq=*/false);
+}
+
+bool is_plain(const Tensor& x) {
+  return x.is_contiguous() && reinterpret_cast<uintptr_t>(x.const_data_ptr()) % 16 == 0;
+}
+
+// onto[ids[t]] += scale * grad[t], in place.
+void embed_bwd(Tensor& onto, const Tensor& grad, const Tensor& ids, double scale) {
+  check_rank("embed_bwd", "onto", onto, 2);
+  check_rank("embed_bwd", "ids", ids, 2);
+  check_sizes("embed_bwd", "grad", grad, {ids.sym_size(0), ids.sym_size(1), onto.sym_size(1)},
+              "[B, L, E]");
+  if (!kernel_covers(onto, grad, ids)) {
+    onto.add_(sum_rows(grad, ids, onto.size(0), scale));
+    return;
+  }
+  TORCH_CHECK_VALUE(is_plain(onto), "embed_bwd: onto must be contiguous and aligned to 16 bytes");
+  const c10::DeviceGuard guard(onto.device());
+  // A radix sort makes a pass for each byte of a key.
+  const bool narrow = onto.size(0) <= int64_t{1} << 15;
+  const auto [sorted, order] =
+      at::sort(ids.flatten().to(narrow ? at::kShort : at::kInt), /*stable=*/true, 0, false);
+  const Tensor plain_grad = aligned(grad);
+  const Tensor partial =
+      at::empty({cuda::embed_partials(ids.numel()), onto.size(1)}, onto.options());
+  cuda::EmbedGradient p;
+  p.tokens = ids.numel();
+  p.rows = onto.size(0);
+  p.width = onto.size(1);
+  p.scale = static_cast<float>(scale);
+  p.narrow = narrow;
+  p.ids = sorted.const_data_ptr();
+  p.order = order.const_data_ptr<int64_t>();
+  p.grad = plain_grad.const_data_ptr<float>();
+  p.partial = partial.data_ptr<float>();
+  p.table = onto.data_ptr<float>();
+  cuda::launch_embed_bwd(p, current_stream(onto));
+}
+
+// A gradient that may be written: `grad` itself where its only holder has handed it over, else a
+// copy. What is expanded or transposed is copied, too.
+Tensor writable(const Tensor& grad) {
+  const bool owned = !at::GradMode::is_enabled() && grad.use_count() == 1 && grad.has_storage() &&
+                     grad.storage().use_count() == 1 && is_plain(grad);
+  return owned ? grad : grad.clone(at::MemoryFormat::Contiguous);
+}
+
+class EmbedFunction : public torch::autograd::Function<EmbedFunction> {
+ public:
+  static variable_list forward(AutogradContext* context, const Tensor& weight, const Tensor& ids,
+                               const Tensor& positions, double scale) {
+    static const auto op = find_op<decltype(embed_fwd)>("embed_fwd");
+    at::AutoDispatchBelowAutograd below;
+    context->set_materialize_grads(false);
+    context->save_for_backward({ids});
+    context->saved_data["scale"] = scale;
+    context->saved_data["rows"] = weight.size(0);
+    return {weight, op.call(weight, ids, positions, scale)};
+  }
+  // By reference: a copy of the list would be a second holder of the table's gradient.
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    static const auto op = find_op<decltype(embed_bwd)>("embed_bwd");
+    const Tensor &table = grads[0], &tokens = grads[1];
+    if (!tokens.defined()) return {table, Tensor(), Tensor(), Tensor()};
+    const Tensor ids = context->get_saved_variables()[0];
+    const int64_t rows = context->saved_data["rows"].toInt();
+    const double scale = context->saved_data["scale"].toDouble();
+    Tensor sum;
+    if (table.defined()) {
+      sum = writable(table);
+    } else if (tokens.is_cuda()) {
+      sum = at::zeros({rows, tokens.size(-1)}, tokens.options());
+    } else {
+      return {sum_rows(tokens, ids, rows, scale), Tensor(), Tensor(), Tensor()};
+    }
+    op.call(sum, tokens, ids, scale);
+    return {sum, Tensor(), Tensor(), Tensor()};
+  }
+};
+
+std::tuple<Tensor, Tensor> embed_op(const Tensor& weight, const Tensor& ids,
+                                    const Tensor& positions, double scale) {
+  static const auto op = find_op<decltype(embed_fwd)>("embed_fwd");
+  check_embed(weight, ids, positions);
+  if (!torch::autograd::compute_requires_grad(weight)) {
+    return {weight, op.call(weight, ids, positions, scale)};
+  }
+  const variable_list both = EmbedFunction::apply(weight, ids, positions, scale);
+  return {both[0], both[1]};
+}
+
+}  // namespace
+
+Embedded embed(const Tensor& weight, const Tensor& ids, const Tensor& positions, double scale) {
+  static const auto op = find_op<decltype(embed_op)>("embed");
+  auto [table, tokens] = op.call(weight, ids, positions, scale);
+  return {table, tokens};
+}
+
+TORCH_LIBRARY_IMPL(sinkhorn, CompositeImplicitAutograd, m) { m.impl("embed", embed_op); }
+TORCH_LIBRARY_IMPL(sinkhorn, Autograd, m) {
+  m.impl("embed_fwd", no_second_derivative());
+  m.impl("embed_bwd", no_second_derivative());
+}
+// ATen's operations where no kernel serves: for every device, and for Meta.
+TORCH_LIBRARY_IMPL(sinkhorn, CompositeExplicitAutograd, m) {
+  m.impl("embed_fwd", embed_fwd);
+  m.impl("embed_bwd", embed_bwd);
+}
+
+}  // namespace sinkhorn::ops
