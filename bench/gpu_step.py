@@ -1,13 +1,13 @@
 """Whole training steps on a GPU: the program beside the same model in PyTorch with SDPA.
 
-  gpu_step.py [--sizes tiny,64k] [--no-compile] [--no-peers] [--out FILE]
+  gpu_step.py [--sizes tiny,64k] [--preset NAME] [--no-compile] [--no-peers] [--out FILE]
 
 Both sides: language models of the same sizes and heads, pre-norm, ReLU, tied output, no dropout,
-bf16, AdamW, random tokens. Ours: Sinkhorn attention (strict, prefix, 5 iterations, Gumbel noise,
-bilinear sort network), steps captured in a graph by the program. The peer is timed eager, with
-torch.compile and with mode="reduce-overhead"; the best counts. Vocabularies: 8,000 for tiny, 32,000
-for lm_*, 259 (bytes and pad, begin, end) for the rest. The program also takes the norm of the
-gradients, which the peer does not.
+bf16, AdamW, random tokens. Ours: Sinkhorn attention by the preset `prefix` (own and sorted block, 5
+iterations, Gumbel noise, linear sort network) or another, steps captured in a graph by the program.
+The peer is timed eager, with torch.compile and with mode="reduce-overhead"; the best counts.
+Vocabularies: 8,000 for tiny, 32,000 for lm_*, 259 (bytes and pad, begin, end) for the rest. The
+program also takes the norm of the gradients, which the peer does not.
 """
 
 from __future__ import annotations
@@ -112,13 +112,13 @@ def in_numbers(text: str) -> float:
     return float(text.rstrip("kMG")) * {"k": 1e3, "M": 1e6, "G": 1e9}.get(text[-1], 1.0)
 
 
-def ours(s: Size, folder: Path, device: str, more: list[str]) -> tuple[float, str]:
+def ours(s: Size, folder: Path, preset: str, device: str, more: list[str]) -> tuple[float, str]:
     """Tokens a second, the median over rounds after the first, and the program's first line."""
     settings = write_data(folder, s) | {
         "task.name": "text", "task.cache": folder / "cache", "task.length": s.length,
         "model.size": s.size, "model.heads": s.heads, "model.tied": "true", "model.dropout": 0,
         "model.attention_dropout": 0, "model.relu_dropout": 0, "model.label_smoothing": 0,
-        "attention.kind": "sinkhorn", "attention.preset": "prefix", "attention.sort_net": "bilinear",
+        "attention.kind": "sinkhorn", "attention.preset": preset,
         "attention.block": s.block,
         "optimizer.name": "adamw", "optimizer.schedule": "constant", "optimizer.clip": 0,
         "train.device": device, "train.precision": "bf16", "train.graph": "true",
@@ -165,6 +165,7 @@ def thousands(value: float | None) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sizes", default="", help="names, by comma; all of them otherwise")
+    parser.add_argument("--preset", default="prefix", help="of ours' attention")
     parser.add_argument("--no-compile", action="store_true", help="the peer eager only")
     parser.add_argument("--no-peers", action="store_true")
     parser.add_argument("--device", default="cuda")
@@ -179,7 +180,8 @@ def main() -> None:
     facts = machine() | {"gpu": torch.cuda.get_device_name() if options.device == "cuda" else ""}
     options.out.parent.mkdir(parents=True, exist_ok=True)
     print(", ".join(f"{key} {value}" for key, value in facts.items()))
-    print("thousand tokens a second, training\n\n| | vocabulary | ours | " + " | ".join(
+    print(f"thousand tokens a second, training, preset {options.preset}\n\n"
+          "| | vocabulary | ours | " + " | ".join(
         f"peer, {mode}" for mode in modes) + " | ours over the best peer | goal |\n|---|---|---|"
         + "---|" * (len(modes) + 2), flush=True)
     failed = False
@@ -190,7 +192,7 @@ def main() -> None:
                 continue
             speed, note = None, ""
             try:
-                speed, note = ours(s, Path(folder), options.device, options.more)
+                speed, note = ours(s, Path(folder), options.preset, options.device, options.more)
             except RuntimeError as error:
                 failed = True
                 print(f"  {s.name}, ours: {error}", flush=True)
@@ -202,7 +204,8 @@ def main() -> None:
                      f"{s.goal:g}" + ("" if ratio is None else
                                       ": met" if ratio >= s.goal else ": MISSED")]
             print("| " + " | ".join(cells) + " |", flush=True)
-            sink.write(json.dumps({"bench": "step", "size": s.name, "vocab": s.vocab, "ours": speed,
+            sink.write(json.dumps({"bench": "step", "size": s.name, "vocab": s.vocab,
+                                   "preset": options.preset, "ours": speed,
                                    "peers": found, "goal": s.goal, "model": note}) + "\n")
             sink.flush()
     sys.exit(1 if failed else 0)
