@@ -5,6 +5,7 @@
 // its gradient rounded to bf16, cast back and then added; here forward takes a copy that was made
 // beforehand, and the gradient leaves its product in float32.
 #include <ATen/ops/_addmm_activation.h>
+#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/dropout.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/mm.h>
@@ -78,11 +79,34 @@ Tensor relu_product(const Tensor& x, const Tensor& weight, const OptionalTensor&
   return inner.view(sizes);
 }
 
+// How many rows of zeros a weight [out, in] is given for the time of a product. Where rows of `out`
+// numbers do not begin at multiples of 16 bytes, as with a vocabulary of 259 bytes, the library's
+// products of half types load and store number by number.
+int64_t missing_rows(const Tensor& x, const Tensor& weight) {
+  constexpr int64_t kPack = 8, kManyRows = 1024, kManyColumns = 64;
+  if (!x.is_cuda() || x.element_size() != 2) return 0;
+  const auto count = x.sym_numel().maybe_as_int(), out = weight.sym_size(0).maybe_as_int();
+  const auto in = weight.sym_size(1).maybe_as_int();
+  if (!count.has_value() || !out.has_value() || !in.has_value()) return 0;
+  if (*out < kManyColumns || *count < kManyRows * *in) return 0;
+  return (kPack - *out % kPack) % kPack;
+}
+
+Tensor with_rows(const Tensor& weight, int64_t missing) {
+  return missing > 0 ? at::constant_pad_nd(weight, {0, 0, 0, missing}) : weight;
+}
+Tensor with_columns(const Tensor& rows, int64_t missing) {
+  return missing > 0 ? at::constant_pad_nd(rows, {0, missing}) : rows;
+}
+
 // weight and bias in the type of x.
 Tensor linear_fwd(const Tensor& x, const Tensor& weight, const OptionalTensor& bias, bool relu,
                   double dropout_p) {
   check_linear(x, weight, bias, dropout_p);
-  return relu ? relu_product(x, weight, bias, dropout_p) : at::linear(x, weight, bias);
+  if (relu) return relu_product(x, weight, bias, dropout_p);
+  const int64_t missing = bias.has_value() ? 0 : missing_rows(x, weight);
+  const Tensor out = at::linear(x, with_rows(weight, missing), bias);
+  return missing > 0 ? out.narrow(-1, 0, weight.size(0)) : out;
 }
 
 // The gradients of x weight' + bias from that of dropout(relu(.)), whose zeros tell what was cut or
@@ -148,8 +172,11 @@ LinearGradients linear_bwd(const Tensor& grad, const Tensor& x, const Tensor& we
     grad_bias = bias_gradient(rows, type);
   }
   if (!bias) grad_bias = nothing(grad.options().dtype(type));
-  return {at::mm(rows, weight).view_symint(x.sym_sizes()), product_in(rows, rows_of(x), type),
-          grad_bias};
+  const int64_t missing = bias || relu ? 0 : missing_rows(x, weight);
+  const Tensor wide = with_columns(rows, missing);
+  const Tensor grad_x = at::mm(wide, with_rows(weight, missing)).view_symint(x.sym_sizes());
+  const Tensor grad_weight = product_in(wide, rows_of(x), type);
+  return {grad_x, missing > 0 ? grad_weight.narrow(0, 0, weight.size(0)) : grad_weight, grad_bias};
 }
 
 Tensor call_fwd(const Tensor& x, const Tensor& weight, const OptionalTensor& bias, bool relu,
