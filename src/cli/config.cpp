@@ -151,7 +151,7 @@ void check_config(const train::RunConfig& config) {
 std::vector<Key> config_keys() {
   Choices choices;
   train::RunConfig config;
-  config.model = model_defaults(choices);
+  config.model = model_defaults(choices, /*classifies=*/false);
   Fields fields = choice_fields(choices);
   const Fields rest = run_fields(config);
   fields.insert(fields.end(), rest.begin(), rest.end());
