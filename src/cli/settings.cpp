@@ -68,6 +68,12 @@ Settings parse_file(const fs::path& path, const std::string& included_by) {
     if (item.name.starts_with("[")) {
       throw UsageError(where + item.name + ": a section's name stands alone on its line");
     }
+    // What CLI11 takes for a flag: most likely a line of the user's data, given in its place.
+    if (const size_t end = item.name.find_first_of(" \t"); end != std::string::npos) {
+      throw UsageError(where + "the line that begins with \"" + item.name.substr(0, end) +
+                       "\" is no key = value; expected a configuration file, whose task.data " +
+                       "names the data");
+    }
     if (item.inputs.size() != 1) {
       throw UsageError(where + key + ": expected one value, found " +
                        std::to_string(item.inputs.size()) +

@@ -100,6 +100,14 @@ def test_a_file_that_is_no_text(tmp_path: Path) -> None:
     assert refusal("train", path) == f"{path}: is no text; expected a configuration file"
 
 
+def test_data_in_place_of_a_configuration(tmp_path: Path) -> None:
+    for text in ("Once upon a time, there was\na text.\n", "Once\tupon\n"):
+        path = write(tmp_path, text)
+        assert refusal("train", path) == (
+            f'{path}: the line that begins with "Once" is no key = value; expected a configuration '
+            "file, whose task.data names the data")
+
+
 def test_a_file_that_is_missing(tmp_path: Path) -> None:
     path = tmp_path / "none.ini"
     assert refusal("train", path) == f"{path}: cannot be read; expected a configuration file"
