@@ -13,6 +13,7 @@
 #include "report/page.h"
 #include "sinkhorn/error.h"
 #include "train/environment.h"
+#include "train/export_folder.h"
 #include "train/history.h"
 #include "train/use_run.h"
 
@@ -82,6 +83,8 @@ Found find_all(const std::vector<fs::path>& places) {
     } else if (is_run(place)) {
       const fs::path whole = fs::weakly_canonical(place);
       found.runs.emplace_back(whole.filename().string(), place);
+    } else if (train::is_export(place) && fs::exists(place / train::kExportModel, failed)) {
+      found.problems.emplace_back(place, "an export, which has no curves; name the run's folder");
     } else {
       search(place, "", found);
     }

@@ -72,6 +72,15 @@ def texts_of(browser: Browser, selector: str) -> list[str]:
                        ".map(e => e.textContent)")
 
 
+def test_an_export_has_nothing_to_show(runs: Path, tmp_path: Path) -> None:
+    export = tmp_path / "export"
+    output("export", runs / "sort" / "full", export)
+    says = f"{export}: an export, which has no curves; name the run's folder"
+    done = run("report", runs / "sort" / "full", export, "-o", tmp_path / "page.html")
+    assert (done.returncode, done.stderr) == (0, f"sinkhorn: {says}\n")
+    assert "an export, which has no curves" in (tmp_path / "page.html").read_text()
+
+
 def test_the_page_stands_alone(page: Path) -> None:
     text = page.read_text()
     assert not re.search(r'(src|href)="(?!data:|#)', text)
