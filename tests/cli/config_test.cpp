@@ -320,7 +320,7 @@ std::string draw(const Field& field, std::mt19937_64& random) {
     return std::to_string(std::uniform_real_distribution(0.001, 0.999)(random));
   }
   if (!std::holds_alternative<std::string*>(field.value))
-    return std::to_string(1 + random() % 4096);
+    return std::to_string(1 + random() % 1000);
   const std::string letters = "ab/.,=;[]{}' -_~$%\xc3\xa9";
   std::string text = "x";
   for (uint64_t i = random() % 12; i > 0; --i) text += letters[random() % letters.size()];
