@@ -141,7 +141,7 @@ def test_tune_never_sees_what_is_reported(tmp_path: Path) -> None:
 
 
 def test_a_row_that_fails_leaves_the_others(tmp_path: Path) -> None:
-    write_table(tmp_path, {"bad": "[attention]\nmax_blocks = 1\n"} | FULL)
+    write_table(tmp_path, {"bad": "[attention]\nsort_net = linear\nmax_blocks = 1\n"} | FULL)
     done = run(*words(tmp_path))
     assert done.returncode == 1, done.stderr
     assert "failed: mine/smoke/bad/seed1: sinkhorn: " in done.stdout
@@ -151,7 +151,7 @@ def test_a_row_that_fails_leaves_the_others(tmp_path: Path) -> None:
 
 
 def test_a_trial_that_fails_is_named_and_nothing_is_called_tuned(tmp_path: Path) -> None:
-    write_table(tmp_path, {"bad": "[attention]\nmax_blocks = 1\n"} | FULL)
+    write_table(tmp_path, {"bad": "[attention]\nsort_net = linear\nmax_blocks = 1\n"} | FULL)
     done = run(*words(tmp_path, "--tune", "--jobs", "2"))
     assert done.returncode == 1, done.stderr
     end = done.stdout.split("Mine (temperature")[-1]
