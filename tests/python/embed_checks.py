@@ -37,11 +37,18 @@ def embed_sums(device: str) -> None:
         assert torch.equal(onto.double(), exact), (batch, length, vocab, width)
 
 
-def _values(function, weight: Tensor, ids: Tensor, places: Tensor) -> dict[str, Tensor]:
+def _draw(weight: Tensor, ids: Tensor) -> list[Tensor]:
+    """What the table and the tokens are multiplied by."""
+    shapes = (weight.shape, (*ids.shape, weight.shape[1]))
+    return [randn(*shape, seed=900 + i, device=weight.device, dtype=weight.dtype)
+            for i, shape in enumerate(shapes)]
+
+
+def _values(function, weight: Tensor, ids: Tensor, places: Tensor,
+            weights: list[Tensor] | None = None) -> dict[str, Tensor]:
     leaf = weight.detach().requires_grad_()
     table, tokens = function(leaf, ids, places, SCALE)
-    weights = [randn(*y.shape, seed=900 + i, device=y.device, dtype=y.dtype)
-               for i, y in enumerate((table, tokens))]
+    weights = weights or _draw(weight, ids)
     (grad,) = torch.autograd.grad((table * weights[0]).sum() + (tokens * weights[1]).sum(), leaf)
     return {"tokens": tokens.detach(), "gradient of weight": grad}
 
@@ -125,6 +132,7 @@ def graph_reads_new_ids(device: str) -> None:
     weight = randn(vocab, width, seed=1, dtype=torch.float32, device=device)
     places = randn(length, width, seed=2, dtype=torch.float32, device=device)
     ids = _ids(2, length, vocab, device)
+    weights = _draw(weight, ids)  # not within a capture
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -133,9 +141,9 @@ def graph_reads_new_ids(device: str) -> None:
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        found = _values(ops.embed, weight, ids, places)
+        found = _values(ops.embed, weight, ids, places, weights)
     for shift in (0, 17):
         ids.copy_((ids + shift) % vocab)
         graph.replay()
-        plain = _values(ops.embed, weight, ids, places)
+        plain = _values(ops.embed, weight, ids, places, weights)
         assert all(torch.equal(found[k], plain[k]) for k in plain), shift

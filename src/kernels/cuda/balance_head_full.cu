@@ -7,14 +7,14 @@
 //   u0_i = lse_j(x_ij),   vk_j = lse_i(x_ij - U_i - V_j),   uk_i = lse_j(x_ij - U_i - V_j)
 //
 // and R = exp2(x - U - V). Kept for backward: u0 v1 u1 ... vK uK, N numbers each. U and V grow as
-// large as x, where the entries that count are near 0: each is kept in two numbers and x is not
-// rounded at all but made of y = logits + noise, so that an entry is rounded by its own size and
-// not by that of what it is the difference of. The last row step is a softmax with a sum of its
-// own.
+// large as x, where the entries that count are near 0, and must be rounded by their own size and
+// not by that of what they are the difference of: forward takes each term off the matrix itself,
+// backward keeps U and V in two numbers each and makes x of y = logits + noise without rounding it.
+// The last row step is a softmax with a sum of its own.
 //
 // Mapping. A thread holds kEach elements of a row and kEach elements of a column, kParts lanes
 // share a row or a column and reduce it by shuffles; u and v pass through shared memory, a barrier
-// a step. Above 64 blocks y is read from the tile in shared memory instead of registers.
+// a step. Above 64 blocks the matrix stays in the tile in shared memory instead of registers.
 //
 // Backward holds y and G, the gradient with respect to the matrix after the step at hand, in the
 // row layout. With Q = exp2(x - U(k-1) - Vk), whose columns sum to 1, and P = Q f_j, whose rows do,
@@ -50,7 +50,12 @@ __device__ __forceinline__ float entry(const Args& a, float y, const Potential& 
   const float finite = fmaxf(y, -1e20f);  // -inf times a rest of 0 would be NaN
   return fmaf(y, a.scale, -sum) + fmaf(finite, a.scale_rest, -(rest + (u.low + v.low)));
 }
-// Its power of 2 where a row or column is normalised: at most 1, but for the rounding of huge ones.
+// x - term of y, rounded at its own size.
+__device__ __forceinline__ float first_less(const Args& a, float y, float term) {
+  return fmaf(y, a.scale, -term) + fmaxf(y, -1e20f) * a.scale_rest;
+}
+// An entry's power of 2 where a row or column is normalised: at most 1, but for the rounding of
+// huge ones.
 __device__ __forceinline__ float share_of(float entry) { return exp2f(fminf(entry, 0.0f)); }
 
 // For a tile of y; without iterations that is x as it is.
@@ -83,30 +88,39 @@ struct ColumnPlace {
   const int column, part;
 };
 
-// y of one layout: in registers, or where that would take too many, in the tile.
+// The matrix in one layout: in registers, or where that would take too many, in the tile, which
+// both layouts then share.
 template <class Shape, class Place>
 class Elements {
  public:
-  __device__ __forceinline__ Elements(const Place& place, const float* tile)
+  static constexpr bool kKept = Shape::kSize <= 64;
+
+  __device__ __forceinline__ Elements(const Place& place, float* tile)
       : place_(place), tile_(tile) {
     if constexpr (kKept) {
 #pragma unroll
-      for (int e = 0; e < Shape::kEach; ++e) y_[e] = tile[place.tile(e)];
+      for (int e = 0; e < Shape::kEach; ++e) x_[e] = tile[place.tile(e)];
     }
   }
-  __device__ __forceinline__ float operator()(int e) const {
+  __device__ __forceinline__ float get(int e) const {
     if constexpr (kKept) {
-      return y_[e];
+      return x_[e];
     } else {
       return tile_[place_.tile(e)];
     }
   }
+  __device__ __forceinline__ void set(int e, float x) {
+    if constexpr (kKept) {
+      x_[e] = x;
+    } else {
+      tile_[place_.tile(e)] = x;
+    }
+  }
 
  private:
-  static constexpr bool kKept = Shape::kSize <= 64;
   const Place place_;
-  const float* tile_;
-  float y_[kKept ? Shape::kEach : 1];
+  float* const tile_;
+  float x_[kKept ? Shape::kEach : 1];
 };
 
 // Where u or v of a step lies: u0 v1 u1 v2 u2 ...
@@ -115,45 +129,56 @@ __device__ __forceinline__ float* full_terms(const BalanceParams& p, int64_t hea
   return static_cast<float*>(p.terms) + (head * count + index) * p.blocks;
 }
 
+// Each step takes its terms off the matrix itself. The first finds it as y and rounds an entry
+// once, at its size after the step; those behind it only change it by little.
 template <class Shape>
 __global__ void __launch_bounds__(Shape::kThreads)
     balance_head_full_fwd_kernel(const __grid_constant__ Args a) {
   auto& m = shared_memory<FullMemory<Shape>>();
   const int64_t head = blockIdx.x;
   const int n = static_cast<int>(a.p.blocks), steps = static_cast<int>(column_steps(a.p));
-  if (threadIdx.x < Shape::kSize) m.u[threadIdx.x] = m.v[threadIdx.x] = Potential();
+  float *const u = m.sums, *const v = m.factors;  // terms of the last row and column step
   load_tile<Shape>(unscaled(a), head, m.live, m.tile);
   const RowPlace<Shape> at_row;
   const ColumnPlace<Shape> at_column;
-  const Elements<Shape, RowPlace<Shape>> row_y(at_row, m.tile);
-  const Elements<Shape, ColumnPlace<Shape>> column_y(at_column, m.tile);
+  Elements<Shape, RowPlace<Shape>> rows(at_row, m.tile);
+  Elements<Shape, ColumnPlace<Shape>> columns(at_column, m.tile);
+  constexpr bool kApart = Elements<Shape, RowPlace<Shape>>::kKept;  // a layout misses the other's
 
-  Potential u, v;  // of this thread's row, and of its column
   float t[Shape::kEach];
   LogSum sum;
   for (int k = 0; k <= steps && a.p.iterations > 0; ++k) {
     if (k > 0) {
 #pragma unroll
       for (int e = 0; e < Shape::kEach; ++e) {
-        t[e] = entry(a, column_y(e), m.u[at_column.row(e)], v);
+        t[e] = columns.get(e);
+        if constexpr (kApart) {
+          const float term = u[at_column.row(e)];
+          t[e] = k == 1 ? first_less(a, t[e], term) : t[e] - term;
+        }
       }
       const float term = row_log_sum<Shape>(t).log();
-      v.add(term);
+#pragma unroll
+      for (int e = 0; e < Shape::kEach; ++e) columns.set(e, t[e] - term);
       if (at_column.leads()) {
-        m.v[at_column.column] = v;
+        v[at_column.column] = term;
         if (at_column.column < n) full_terms(a.p, head, 2 * k - 1)[at_column.column] = term;
       }
       __syncthreads();
     }
 #pragma unroll
     for (int e = 0; e < Shape::kEach; ++e) {
-      t[e] = entry(a, row_y(e), u, m.v[at_row.column(e)]);
+      t[e] = k == 0 ? first_less(a, rows.get(e), 0.0f) : rows.get(e);
+      if constexpr (kApart) t[e] -= k == 0 ? 0.0f : v[at_row.column(e)];
     }
     sum = row_log_sum<Shape>(t);
     const float term = sum.log();
-    u.add(term);
+#pragma unroll
+    for (int e = 0; e < Shape::kEach; ++e) {
+      rows.set(e, k == 0 ? first_less(a, rows.get(e), term) : t[e] - term);
+    }
     if (at_row.leads()) {
-      m.u[at_row.row] = u;
+      u[at_row.row] = term;
       if (at_row.row < n) full_terms(a.p, head, 2 * k)[at_row.row] = term;
     }
     __syncthreads();
@@ -161,11 +186,14 @@ __global__ void __launch_bounds__(Shape::kThreads)
 
   // The last row step, as a softmax with a sum of its own.
   const float base = sum.base(), total = sum.empty() ? 1.0f : sum.sum;
-  __syncthreads();  // others have read their columns from the tile
+  float r[Shape::kEach];
 #pragma unroll
   for (int e = 0; e < Shape::kEach; ++e) {
-    m.tile[at_row.tile(e)] = a.p.iterations == 0 ? expf(row_y(e)) : exp2f(t[e] - base) / total;
+    r[e] = a.p.iterations == 0 ? expf(rows.get(e)) : exp2f(t[e] - base) / total;
   }
+  __syncthreads();  // others have read their columns from the tile
+#pragma unroll
+  for (int e = 0; e < Shape::kEach; ++e) m.tile[at_row.tile(e)] = r[e];
   __syncthreads();
   store_tile<Shape>(a, head, m.tile);
 }

@@ -9,20 +9,44 @@ namespace {
 constexpr int kWide = 256;
 constexpr int64_t kZeroedApart = 1 << 20;  // numbers of dR worth a step of their own to clear
 
-// A thread a piece of a row of the selected matrix. Grid: rows, heads.
+// Threads that share a row of the selected matrix.
+template <class T>
+__host__ __device__ int select_threads(int blocks) {
+  const int needed = (selected_pitch(blocks) / kPiece<T> + 31) / 32 * 32;
+  return needed <= 32 ? 32 : needed <= 64 ? 64 : needed <= 128 ? 128 : kWide;
+}
+
+// A thread a piece of a row of the selected matrix, or several. Grid: rows, as many as a CTA has
+// threads for, and heads.
 template <class T>
 __global__ void __launch_bounds__(kWide)
     select_kernel(const __grid_constant__ AttentionCall p, T* selected) {
-  const int pitch = selected_pitch(p.blocks), i = blockIdx.x;
-  const int64_t flat_head = blockIdx.y;
+  const int pitch = selected_pitch(p.blocks), threads = select_threads<T>(p.blocks);
+  const int i = blockIdx.x * (kWide / threads) + threadIdx.x / threads;
+  if (i >= p.rows) return;
+  const int64_t flat_head = blockIdx.y, from = (flat_head * p.blocks + i) * p.blocks;
   const uint8_t* const live = live_of(p, flat_head);
+  const bool whole = p.sort_type == Type::kFloat32 && p.blocks % kPiece<T> == 0;
   T* const row = selected + (flat_head * p.rows + i) * pitch;
-  for (int j = threadIdx.x * kPiece<T>; j < pitch; j += kWide * kPiece<T>) {
+  for (int j = threadIdx.x % threads * kPiece<T>; j < pitch; j += threads * kPiece<T>) {
     float x[kPiece<T>];
+    if (whole && j < p.blocks) {
+      const float4* const pieces =
+          reinterpret_cast<const float4*>(static_cast<const float*>(p.sort) + from + j);
+#pragma unroll
+      for (int e = 0; e < kPiece<T>; e += 4) {
+        const float4 four = pieces[e / 4];
+        x[e] = four.x, x[e + 1] = four.y, x[e + 2] = four.z, x[e + 3] = four.w;
+      }
+    } else {
+#pragma unroll
+      for (int e = 0; e < kPiece<T>; ++e) {
+        x[e] = j + e < p.blocks ? sort_at(p, flat_head, i, j + e) : 0.0f;
+      }
+    }
 #pragma unroll
     for (int e = 0; e < kPiece<T>; ++e) {
-      const bool reads = j + e < p.blocks && allowed(p, live, i, j + e);
-      x[e] = reads ? sort_at(p, flat_head, i, j + e) : 0.0f;
+      x[e] = j + e < p.blocks && allowed(p, live, i, j + e) ? x[e] : 0.0f;
     }
     *reinterpret_cast<uint4*>(row + j) = pack_piece<T>(x);
   }
@@ -181,9 +205,10 @@ void launch_product(const char* name, const AttentionCall& call, const void* sel
 
 void launch_select(const AttentionCall& call, void* selected, Stream stream) {
   with_type(call.type, [&]<class T>() {
-    const int threads = std::min(kWide, (selected_pitch(call.blocks) / kPiece<T> + 31) / 32 * 32);
-    launch("sort_select", select_kernel<T>, dim3(call.rows, call.batch * call.heads), threads, 0,
-           stream, call, static_cast<T*>(selected));
+    const int rows = kWide / select_threads<T>(call.blocks);  // of a CTA
+    launch("sort_select", select_kernel<T>,
+           dim3((call.rows + rows - 1) / rows, call.batch * call.heads), kWide, 0, stream, call,
+           static_cast<T*>(selected));
   });
 }
 
