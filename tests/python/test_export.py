@@ -80,7 +80,7 @@ def test_files_and_description(runs: Path) -> None:
     assert config["info"]["labels"] == ["no", "yes"] and config["info"]["classes"] == 2
     assert config["info"]["vocab"] == 259 and config["info"]["model"] == "classifier"
     assert config["task"]["tokens"] == "bytes" and config["model"]["max_length"] == 24
-    assert config["encoder"]["columns"] == "full" and config["encoder"]["max_blocks"] == 6
+    assert config["encoder"]["columns"] == "none" and config["encoder"]["max_blocks"] == 6
     lines = [json.loads(line) for line in (runs / "classify" / "log.jsonl").read_text().splitlines()]
     (valid,) = [line["valid"] for line in lines
                 if "valid" in line and line["step"] == config["step"]]
