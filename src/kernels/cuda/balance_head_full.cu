@@ -102,18 +102,11 @@ class Elements {
       for (int e = 0; e < Shape::kEach; ++e) x_[e] = tile[place.tile(e)];
     }
   }
-  __device__ __forceinline__ float get(int e) const {
+  __device__ __forceinline__ float& operator[](int e) {
     if constexpr (kKept) {
       return x_[e];
     } else {
       return tile_[place_.tile(e)];
-    }
-  }
-  __device__ __forceinline__ void set(int e, float x) {
-    if constexpr (kKept) {
-      x_[e] = x;
-    } else {
-      tile_[place_.tile(e)] = x;
     }
   }
 
@@ -151,7 +144,7 @@ __global__ void __launch_bounds__(Shape::kThreads)
     if (k > 0) {
 #pragma unroll
       for (int e = 0; e < Shape::kEach; ++e) {
-        t[e] = columns.get(e);
+        t[e] = columns[e];
         if constexpr (kApart) {
           const float term = u[at_column.row(e)];
           t[e] = k == 1 ? first_less(a, t[e], term) : t[e] - term;
@@ -159,7 +152,7 @@ __global__ void __launch_bounds__(Shape::kThreads)
       }
       const float term = row_log_sum<Shape>(t).log();
 #pragma unroll
-      for (int e = 0; e < Shape::kEach; ++e) columns.set(e, t[e] - term);
+      for (int e = 0; e < Shape::kEach; ++e) columns[e] = t[e] - term;
       if (at_column.leads()) {
         v[at_column.column] = term;
         if (at_column.column < n) full_terms(a.p, head, 2 * k - 1)[at_column.column] = term;
@@ -168,14 +161,14 @@ __global__ void __launch_bounds__(Shape::kThreads)
     }
 #pragma unroll
     for (int e = 0; e < Shape::kEach; ++e) {
-      t[e] = k == 0 ? first_less(a, rows.get(e), 0.0f) : rows.get(e);
+      t[e] = k == 0 ? first_less(a, rows[e], 0.0f) : rows[e];
       if constexpr (kApart) t[e] -= k == 0 ? 0.0f : v[at_row.column(e)];
     }
     sum = row_log_sum<Shape>(t);
     const float term = sum.log();
 #pragma unroll
     for (int e = 0; e < Shape::kEach; ++e) {
-      rows.set(e, k == 0 ? first_less(a, rows.get(e), term) : t[e] - term);
+      rows[e] = k == 0 ? first_less(a, rows[e], term) : t[e] - term;
     }
     if (at_row.leads()) {
       u[at_row.row] = term;
@@ -189,7 +182,7 @@ __global__ void __launch_bounds__(Shape::kThreads)
   float r[Shape::kEach];
 #pragma unroll
   for (int e = 0; e < Shape::kEach; ++e) {
-    r[e] = a.p.iterations == 0 ? expf(rows.get(e)) : exp2f(t[e] - base) / total;
+    r[e] = a.p.iterations == 0 ? expf(rows[e]) : exp2f(t[e] - base) / total;
   }
   __syncthreads();  // others have read their columns from the tile
 #pragma unroll
