@@ -3,27 +3,16 @@
 #include <ATen/ops/cat.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "ops/attention/packed.h"
+
 namespace sinkhorn::nn {
 namespace {
 
-// What parts [B, H, L, D] are views of, if they are what split_parts makes of one contiguous [B, L,
-// parts * E]; else undefined. It is told from memory alone, so whoever made them is right.
-at::Tensor common_memory(const std::vector<at::Tensor>& parts) {
+// What packed parts [B, H, L, D] are views of: [B, L, parts * E].
+at::Tensor whole_of(const std::vector<at::Tensor>& parts) {
   const at::Tensor& first = parts[0];
-  const int64_t batch = first.size(0), heads = first.size(1), length = first.size(2);
-  const int64_t width = first.size(3), part = heads * width;
-  const int64_t token = static_cast<int64_t>(parts.size()) * part;
-  const std::vector<int64_t> strides = {length * token, width, token, 1};
-  int64_t offset = first.storage_offset();
-  for (const at::Tensor& x : parts) {
-    if (!x.is_alias_of(first) || x.scalar_type() != first.scalar_type() ||
-        x.sizes() != first.sizes() || x.strides() != at::IntArrayRef(strides) ||
-        x.storage_offset() != offset) {
-      return {};
-    }
-    offset += part;
-  }
-  return first.as_strided({batch, length, token}, {length * token, token, 1},
+  const int64_t length = first.size(2), token = first.stride(2);
+  return first.as_strided({first.size(0), length, token}, {length * token, token, 1},
                           first.storage_offset());
 }
 
@@ -38,13 +27,10 @@ class SplitParts : public torch::autograd::Function<SplitParts> {
 
   static std::vector<at::Tensor> backward(torch::autograd::AutogradContext*,
                                           const std::vector<at::Tensor>& grads) {
-    at::Tensor whole = common_memory(grads);
-    if (!whole.defined()) {
-      std::vector<at::Tensor> joined;
-      for (const at::Tensor& grad : grads) joined.push_back(join_heads(grad));
-      whole = at::cat(joined, 2);
-    }
-    return {whole, {}, {}};
+    if (ops::are_packed(grads)) return {whole_of(grads), {}, {}};
+    std::vector<at::Tensor> joined;
+    for (const at::Tensor& grad : grads) joined.push_back(join_heads(grad));
+    return {at::cat(joined, 2), {}, {}};
   }
 };
 

@@ -160,7 +160,7 @@ __device__ __forceinline__ void turn_long(float (&s)[8][4], float (&dp)[8][4], c
 
 // Where the gradient of tile j of the keys or values goes.
 template <class T>
-__device__ __forceinline__ PairRows<T> long_rows(const AttentionCall& p, const TilePlace& at,
+__device__ __forceinline__ WarpRows<T> long_rows(const AttentionCall& p, const TilePlace& at,
                                                  const LongKeys& keys, int j, bool is_key) {
   const Tokens& local = is_key ? p.grad_key : p.grad_value;
   if (keys.is_sorted(j)) {
@@ -265,7 +265,7 @@ __global__ void __launch_bounds__(kLongThreads, 1)
       }
       E::end();
       E::settle(sum);
-      store_pair_rows<T>(sum, is_key ? p.scale : 1.0f, long_rows<T>(p, at, keys, j, is_key),
+      store_warp_rows<T>(sum, is_key ? p.scale : 1.0f, long_rows<T>(p, at, keys, j, is_key),
                          p.width, row, lane);
     }
     if (goes_on) ahead.load(p, then);
@@ -273,7 +273,7 @@ __global__ void __launch_bounds__(kLongThreads, 1)
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int first = at.first + (half * kLongGroups + group) * kTile;
-      store_pair_rows<T>(dq[half], p.scale, PairRows<T>{to, p.grad_query.token, first, p.length},
+      store_warp_rows<T>(dq[half], p.scale, WarpRows<T>{to, p.grad_query.token, first, p.length},
                          p.width, row, lane);
     }
   }

@@ -157,7 +157,7 @@ __global__ void __launch_bounds__(PairShape<E, kHalves>::kAllThreads, PairShape<
       for (int i = 0; i < kHalves; ++i) E::gather(dk, own.change(group, i), own.query(i));
       E::end();
       E::settle(dk);
-      store_pair_rows<T>(dk, p.scale,
+      store_warp_rows<T>(dk, p.scale,
                          pair_rows<T, kHalves>(p, p.grad_key, p.grad_sorted_key, group, at),
                          p.width, row, lane);
     }
@@ -171,9 +171,9 @@ __global__ void __launch_bounds__(PairShape<E, kHalves>::kAllThreads, PairShape<
       }
       E::end();
       E::settle(dq);
-      const PairRows<T> to = {head_of<T>(p.grad_query, {}, at.batch, at.head), p.grad_query.token,
+      const WarpRows<T> to = {head_of<T>(p.grad_query, {}, at.batch, at.head), p.grad_query.token,
                               at.first + group * kTile, p.length};
-      store_pair_rows<T>(dq, p.scale, to, p.width, row, lane);
+      store_warp_rows<T>(dq, p.scale, to, p.width, row, lane);
     }
     float dv[E::kWidth / 8][4] = {};
     E::settle(dv);
@@ -184,7 +184,7 @@ __global__ void __launch_bounds__(PairShape<E, kHalves>::kAllThreads, PairShape<
     }
     E::end();
     E::settle(dv);
-    store_pair_rows<T>(dv, 1.0f,
+    store_warp_rows<T>(dv, 1.0f,
                        pair_rows<T, kHalves>(p, p.grad_value, p.grad_sorted_value, group, at),
                        p.width, row, lane);
   }

@@ -1,8 +1,9 @@
-// What a CTA of attention_bwd_pair.cuh holds in shared memory, how it is loaded, and how gradients
-// go from registers to memory.
+// What a CTA of attention_bwd_pair.cuh holds in shared memory, how it is loaded, and where its
+// gradients go.
 #pragma once
 
 #include "kernels/cuda/attention_bwd.cuh"
+#include "kernels/cuda/warp_rows.cuh"
 
 namespace sinkhorn::cuda {
 
@@ -123,63 +124,9 @@ struct PairAhead {
   }
 };
 
-// Number i of lane j of four goes to lane i, as its number j.
-__device__ __forceinline__ void transpose_quad(uint32_t (&a)[4], int lane) {
-#pragma unroll
-  for (int apart = 1; apart <= 2; apart *= 2) {
-    const bool upper = (lane & apart) != 0;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if (i & apart) continue;
-      const uint32_t got = __shfl_xor_sync(0xFFFFFFFFu, upper ? a[i] : a[i + apart], apart);
-      (upper ? a[i] : a[i + apart]) = got;
-    }
-  }
-}
-
-// 16 bytes to memory at once; of a plain assignment the compiler may make four.
-__device__ __forceinline__ void store_piece(void* to, const uint32_t (&a)[4]) {
-  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to)),
-               "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])
-               : "memory");
-}
-
-// Where 16 rows of a warp's gradient go.
-template <class T>
-struct PairRows {
-  T* rows;
-  int64_t stride;
-  int first, limit;
-};
-
-// 16 rows of a warp's gradient to memory; the four lanes of a row exchange what they hold of it, so
-// that each writes 16 bytes at a time.
-template <class T, int kTiles>
-__device__ __forceinline__ void store_pair_rows(const float (&x)[kTiles][4], float factor,
-                                                const PairRows<T>& to, int width, int row,
-                                                int lane) {
-#pragma unroll
-  for (int low = 0; low < 2; ++low) {
-    const int r = row + lane / 4 + 8 * low;
-    T* const at = to.rows + (to.first + r) * to.stride;
-#pragma unroll
-    for (int part = 0; part < kTiles / 4; ++part) {
-      uint32_t a[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float(&from)[4] = x[part * 4 + i];
-        a[i] = pack<T>(from[2 * low] * factor, from[2 * low + 1] * factor);
-      }
-      transpose_quad(a, lane);
-      const int c = part * 32 + lane % 4 * 8;
-      if (to.first + r < to.limit && c < width) store_piece(at + c, a);
-    }
-  }
-}
-
 // Where the gradient of a group's keys or values goes.
 template <class T, int kHalves>
-__device__ __forceinline__ PairRows<T> pair_rows(const AttentionCall& p, const Tokens& local,
+__device__ __forceinline__ WarpRows<T> pair_rows(const AttentionCall& p, const Tokens& local,
                                                  void* sorted, int group, const TilePlace& at) {
   const int first = at.first + group % kHalves * kTile, positions = p.rows * p.block;
   if (group < kHalves) {

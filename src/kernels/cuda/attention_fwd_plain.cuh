@@ -8,9 +8,9 @@
 // (bulk.cuh) and are read by products only, and the output goes from registers to memory.
 #pragma once
 
-#include "kernels/cuda/attention_bwd_pair_memory.cuh"
 #include "kernels/cuda/attention_fwd.cuh"
 #include "kernels/cuda/bulk.cuh"
+#include "kernels/cuda/warp_rows.cuh"
 
 namespace sinkhorn::cuda {
 
@@ -153,8 +153,8 @@ __device__ __forceinline__ void store_plain(const AttentionCall& p, const TilePl
       softmax.out[n][2 * half + 1] *= factor;
     }
   }
-  const PairRows<T> to = {head_of<T>(p.out, {}, at.batch, at.head), p.out.token, first, p.queries};
-  store_pair_rows<T>(softmax.out, 1.0f, to, p.width, row, lane);
+  const WarpRows<T> to = {head_of<T>(p.out, {}, at.batch, at.head), p.out.token, first, p.queries};
+  store_warp_rows<T>(softmax.out, 1.0f, to, p.width, row, lane);
 }
 
 template <class F>

@@ -162,15 +162,6 @@ __global__ void __launch_bounds__(kWide)
   });
 }
 
-template <class F>
-void with_type(Type type, F f) {
-  switch (type) {
-    case Type::kBFloat16: return f.template operator()<__nv_bfloat16>();
-    case Type::kFloat16: return f.template operator()<__half>();
-    default: return f.template operator()<float>();
-  }
-}
-
 int pieces_of(int columns) { return (columns + kWide - 1) / kWide; }
 
 static_assert(sort_products_shared<float, 128>() <= kSortShared &&

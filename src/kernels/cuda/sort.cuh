@@ -20,6 +20,16 @@
 
 namespace sinkhorn::cuda {
 
+// f.template operator()<T>() for the type T of tokens.
+template <class F>
+void with_type(Type type, F f) {
+  switch (type) {
+    case Type::kBFloat16: return f.template operator()<__nv_bfloat16>();
+    case Type::kFloat16: return f.template operator()<__half>();
+    default: return f.template operator()<float>();
+  }
+}
+
 constexpr int kSortColumns = 128, kSortStages = 3;
 template <class T>
 constexpr int kSortDepth = 128 / static_cast<int>(sizeof(T));  // of a tile along the sum

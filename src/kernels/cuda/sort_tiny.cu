@@ -9,7 +9,7 @@ namespace {
 // f.template operator()<T, kN>() for the call's type and number of blocks.
 template <class F>
 void for_size(const AttentionCall& call, F f) {
-  const auto with_type = [&]<class T>() {
+  with_type(call.type, [&]<class T>() {
     if (call.blocks <= 2) {
       f.template operator()<T, 2>();
     } else if (call.blocks <= 4) {
@@ -17,12 +17,7 @@ void for_size(const AttentionCall& call, F f) {
     } else {
       f.template operator()<T, kTinyBlocks>();
     }
-  };
-  switch (call.type) {
-    case Type::kBFloat16: return with_type.template operator()<__nv_bfloat16>();
-    case Type::kFloat16: return with_type.template operator()<__half>();
-    default: return with_type.template operator()<float>();
-  }
+  });
 }
 
 template <class T>

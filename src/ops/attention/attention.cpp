@@ -118,7 +118,7 @@ class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
         grads[0], s[0], s[1], s[2], or_none(s[3]), s[4], s[5], s[6], s[7], s[8], s[9], s[10],
         data["block"].toInt(), data["causal"].toStringRef(), data["combine"].toStringRef(),
         data["window"].toInt(), or_none(s[11]), data["scale"].toOptional<double>(),
-        data["dropout_p"].toDouble(), are_packed(s[0], s[1], s[2]));
+        data["dropout_p"].toDouble(), are_packed({s[0], s[1], s[2]}));
     variable_list result(11);
     result[0] = query;
     result[1] = key;

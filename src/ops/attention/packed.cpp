@@ -6,16 +6,17 @@
 
 namespace sinkhorn::ops {
 
-bool are_packed(const Tensor& query, const Tensor& key, const Tensor& value) {
-  for (const Tensor& x : {query, key, value}) {
-    if (at::isTensorSubclassLike(x) || !x.has_storage() || x.sizes() != query.sizes()) return false;
+bool are_packed(at::ArrayRef<Tensor> parts) {
+  const Tensor& first = parts[0];
+  for (const Tensor& x : parts) {
+    if (at::isTensorSubclassLike(x) || !x.has_storage() || x.sizes() != first.sizes()) return false;
   }
-  const int64_t heads = query.size(1), length = query.size(2), width = query.size(3);
-  const int64_t part = heads * width, token = 3 * part;
+  const int64_t heads = first.size(1), length = first.size(2), width = first.size(3);
+  const int64_t part = heads * width, token = static_cast<int64_t>(parts.size()) * part;
   const std::array<int64_t, 4> strides = {length * token, width, token, 1};
-  int64_t offset = query.storage_offset();
-  for (const Tensor& x : {query, key, value}) {
-    if (!x.is_alias_of(query) || x.scalar_type() != query.scalar_type() ||
+  int64_t offset = first.storage_offset();
+  for (const Tensor& x : parts) {
+    if (!x.is_alias_of(first) || x.scalar_type() != first.scalar_type() ||
         x.strides() != at::IntArrayRef(strides) || x.storage_offset() != offset) {
       return false;
     }

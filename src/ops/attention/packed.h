@@ -8,9 +8,10 @@
 
 namespace sinkhorn::ops {
 
-// Whether query, key and value, [B, H, L, D] each, are the thirds of one [B, L, 3 * H * D]. Never
-// of tensors that stand for others: a compiler is told the layout that each has by itself.
-bool are_packed(const Tensor& query, const Tensor& key, const Tensor& value);
+// Whether parts, [B, H, L, D] each, lie side by side in one contiguous [B, L, parts * H * D]. It is
+// told from memory alone, so whoever made them is right. Never of tensors that stand for others: a
+// compiler is told the layout that each has by itself.
+bool are_packed(at::ArrayRef<Tensor> parts);
 
 // Memory for the gradients of query, key and value: laid out like each of them, or as the thirds of
 // one [B, L, 3 * H * D].
