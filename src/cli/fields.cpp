@@ -95,6 +95,9 @@ Fields task_fields(tasks::TaskConfig& task) {
       {"task.length", &task.length, "longest sequence in tokens; 0: the task's own", {}, kCount},
       {"task.valid", &task.valid,
        "train: hold validation out of training where it would be the test; empty: let it be"},
+      {"task.files", &task.files,
+       "text: joined: a folder's files as one text, in the order of their names; empty: one by "
+       "one"},
       {"task.sort_symbols", &task.sort_symbols, "sort: different symbols", {}, kPositiveCount},
       {"task.sort_train_max",
        &task.sort_train_max,

@@ -32,9 +32,9 @@ bool is_of_examples(const Key& key) {
 
 // What figures of a split depend on, besides.
 bool is_of_evaluation(const Key& key) {
-  static const std::set<std::string> kKeys = {"task.valid",         "task.sort_train_max",
-                                              "train.batch",        "train.batch_tokens",
-                                              "train.eval_batches", "train.greedy"};
+  static const std::set<std::string> kKeys = {
+      "task.valid",         "task.files",         "task.sort_train_max", "train.batch",
+      "train.batch_tokens", "train.eval_batches", "train.greedy"};
   return is_of_examples(key) || kKeys.contains(key.name);
 }
 
@@ -83,7 +83,7 @@ void check_matter(const std::string& run, const std::string& task, const Overrid
       throw UsageError("--" + key + " is for runs of the task " + needed + "; " + run +
                        " is one of " + task);
     }
-    const bool of_data = key == "task.data" || key == "task.valid";
+    const bool of_data = key == "task.data" || key == "task.valid" || key == "task.files";
     if ((of_data && tasks::is_generated(task)) || (key == "task.length" && task == "sort")) {
       throw UsageError("--" + key + " changes nothing of " + run + ", a run of the task " + task);
     }

@@ -184,7 +184,7 @@ class Reproduction final : public Watcher {
     }
     const tasks::TaskConfig& task = run.config.task;
     if (!task.data.empty()) {
-      child.shares = task.data + " " + task.valid + " " + task.tokens + " " +
+      child.shares = task.data + " " + task.files + " " + task.valid + " " + task.tokens + " " +
                      std::to_string(task.vocab) + " " + std::to_string(task.length);
     }
     return child;

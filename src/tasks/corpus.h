@@ -19,13 +19,13 @@ constexpr std::array<const char*, 3> kSplitNames{"train", "valid", "test"};
 
 // One file of a split, or a range of its bytes.
 struct Source {
-  static constexpr int64_t kLongestRun = 16384;
+  static constexpr int64_t kShortRun = 16384;
 
   Path file;
   std::string label = "";  // of all its items, where the layout says so
   int64_t begin = 0;
   int64_t end = INT64_MAX;
-  int64_t run = kLongestRun;  // read_text: bytes of an item, about
+  int64_t run = kShortRun;  // read_text: bytes of an item, about
 };
 
 // Views are valid during the call they are handed to.
@@ -43,12 +43,13 @@ using Format = void (*)(const Source&, const ItemSink&);
 struct Corpus {
   std::string name;
   Format format;
-  std::array<std::vector<Source>, 3> sources;
-  bool held_out = false;            // validation is one item in twenty of training
-  std::vector<std::string> labels;  // the classes, where there are any
-  std::array<int64_t, 3>
-      full_size{};   // items the publisher offers (training with held-out); 0: unknown
-  std::string note;  // what stands in for what
+  std::array<std::vector<Source>, 3> sources = {};
+  bool held_out = false;                 // validation is one item in twenty of training
+  bool joined = false;                   // items run on from one source to the next
+  std::vector<std::string> labels = {};  // the classes, where there are any
+  std::array<int64_t, 3> full_size =
+      {};                 // items the publisher offers (training with held-out); 0: unknown
+  std::string note = "";  // what stands in for what
 
   void read(Split split, const ItemSink& sink) const;
   void add_to(Key& key, Split split) const;

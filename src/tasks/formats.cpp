@@ -21,21 +21,54 @@ const std::vector<Source>& files_of(const Corpus& corpus, Split split) {
   return corpus.sources[shares_training(corpus, split) ? 0 : static_cast<size_t>(split)];
 }
 
+// Passes texts on in runs: what is shorter than its source's run waits for the next source's.
+class Joiner {
+ public:
+  explicit Joiner(const ItemSink& sink) : sink_(sink) {}
+  void add(const Item& item, int64_t run) {
+    if (text_.empty()) {
+      file_ = item.file;
+      line_ = item.line;
+    } else if (!text_.ends_with('\n')) {
+      text_ += '\n';
+    }
+    text_ += item.text;
+    if (static_cast<int64_t>(text_.size()) >= run) finish();
+  }
+  void finish() {
+    if (!text_.empty()) sink_({text_, {}, {}, file_, line_});
+    text_.clear();
+  }
+
+ private:
+  const ItemSink& sink_;
+  std::string text_;
+  Path file_;  // where the text begins
+  int64_t line_ = 0;
+};
+
 }  // namespace
 
 void Corpus::read(Split split, const ItemSink& sink) const {
   const bool filtered = shares_training(*this, split);
   uint64_t index = 0;
+  const ItemSink kept = [&](const Item& item) {
+    const bool held = filtered && mix64(index++) % 20 == 0;
+    if (!filtered || held == (split != Split::kTrain)) sink(item);
+  };
+  Joiner joiner(kept);
   for (const Source& source : files_of(*this, split)) {
-    format(source, [&](const Item& item) {
-      const bool held = filtered && mix64(index++) % 20 == 0;
-      if (!filtered || held == (split != Split::kTrain)) sink(item);
-    });
+    if (joined) {
+      format(source, [&](const Item& item) { joiner.add(item, source.run); });
+    } else {
+      format(source, kept);
+    }
   }
+  joiner.finish();
 }
 
 void Corpus::add_to(Key& key, Split split) const {
-  key.add(name).add(static_cast<int64_t>(split)).add(held_out);
+  key.add(name).add(static_cast<int64_t>(split)).add(held_out).add(joined);
   for (const Source& source : files_of(*this, split)) {
     key.add_file(source.file).add(source.label).add(source.begin).add(source.end).add(source.run);
   }

@@ -153,8 +153,11 @@ void stand_in(Corpus& corpus, bool from_training) {
 }
 
 Corpus open_layout(const Layout& layout, const Path& root, bool from_training) {
-  Corpus corpus{layout.name,   layout.format,    {}, layout.held_out,
-                layout.labels, layout.full_size, ""};
+  Corpus corpus{.name = layout.name,
+                .format = layout.format,
+                .held_out = layout.held_out,
+                .labels = layout.labels,
+                .full_size = layout.full_size};
   const auto missing = [&](const Part& part) {
     fail(root / part.pattern, 0,
          "missing; expected " + layout.name + " as published at " + layout.page);
@@ -236,20 +239,22 @@ void split_by_bytes(Corpus& corpus, const Path& data) {
 }
 
 // Some two hundred items at least of a small text, so that there is something to shuffle; of a
-// large one runs long enough for what was said further up. By the whole text: the files of a folder
-// may be small, and stay whole then.
-void choose_runs(Corpus& corpus) {
+// large one runs of several rows, so that what was said further up can be read. By the whole text:
+// the files of a folder may be small, and stay whole then.
+void choose_runs(Corpus& corpus, int64_t length) {
+  const int64_t longest = std::max(Source::kShortRun, 16 * std::min<int64_t>(length, 1 << 20));
   int64_t total = 0;
   for (const auto& split : corpus.sources) total += total_bytes(split);
   for (auto& split : corpus.sources) {
     for (Source& source : split) {
-      source.run = std::clamp<int64_t>(total / 200, 64, Source::kLongestRun);
+      source.run = std::clamp<int64_t>(total / 200, 64, longest);
     }
   }
 }
 
-Corpus find_text(const Path& data, bool from_training) {
-  Corpus corpus{data.filename().string(), read_text, {}, false, {}, {}, ""};
+Corpus find_text(const Path& data, const TaskConfig& config) {
+  Corpus corpus{.name = data.filename().string(), .format = read_text};
+  corpus.joined = config.files == "joined";
   if (fs::is_regular_file(data)) {
     corpus.sources[0] = {{data}};
   } else {
@@ -266,11 +271,11 @@ Corpus find_text(const Path& data, bool from_training) {
     }
   }
   if (corpus.sources[0].empty()) fail(data, 0, "no files here; expected UTF-8 text");
-  choose_runs(corpus);
+  choose_runs(corpus, config.length);
   if (corpus.sources[1].empty() && corpus.sources[2].empty()) {
     split_by_bytes(corpus, data);
   } else {
-    stand_in(corpus, from_training);
+    stand_in(corpus, config.valid == "train");
   }
   return corpus;
 }
@@ -281,7 +286,7 @@ const std::array<std::vector<std::string>, 3> kOwnFiles{
     {"test.tsv", "test.jsonl"}};
 
 Corpus find_own(const Path& data, bool from_training) {
-  Corpus corpus{data.filename().string(), read_labelled, {}, false, {}, {}, ""};
+  Corpus corpus{.name = data.filename().string(), .format = read_labelled};
   if (fs::is_regular_file(data)) {
     corpus.sources[0] = {{data}};
   } else {
@@ -342,6 +347,10 @@ Corpus find_corpus(const TaskConfig& config) {
   if (!config.valid.empty() && config.valid != "train") {
     throw UsageError("task.valid: '" + config.valid + "'; expected train, or nothing");
   }
+  if (!config.files.empty() && (config.files != "joined" || task != "text")) {
+    throw UsageError("task.files: '" + config.files +
+                     "'; expected nothing, or joined for the task text");
+  }
   if (data.empty()) {
     throw UsageError("task.data: empty; expected the folder of task " + task + "'s data");
   }
@@ -350,7 +359,7 @@ Corpus find_corpus(const TaskConfig& config) {
   Path root = fs::absolute(data).lexically_normal();
   if (root.filename().empty()) root = root.parent_path();  // a trailing slash
   const bool from_training = config.valid == "train";
-  if (task == "text") return find_text(root, from_training);
+  if (task == "text") return find_text(root, config);
   if (task == "classify") return find_own(root, from_training);
   return find_published(task, root, from_training);
 }

@@ -21,6 +21,9 @@ struct TaskConfig {
   // train: where validation and test would be the same files, validation is held out of training,
   // so that what is chosen by it can be tested by the other. "": they are the same, and noted.
   std::string valid;
+  // text: joined: the files of a folder are one text, in the order of their names, so that what one
+  // says can be read in the next. "": each is a text of its own.
+  std::string files;
   int64_t sort_symbols = 512;
   int64_t sort_train_max = 256;  // longest list in training; tests go to sort_test_max
   int64_t sort_test_max = 512;

@@ -146,6 +146,10 @@ TEST_F(ErrorsTest, Usage) {
   c = config("classify");
   c.valid = "test";
   EXPECT_HAS(message_of([&] { make_task(c); }), "task.valid: 'test'; expected train");
+  c.valid = "";
+  c.files = "glued";
+  EXPECT_HAS(message_of([&] { make_task(c); }), "task.files: 'glued'; expected nothing, or joined");
+  c.files = "";
   c.valid = "train";
   std::filesystem::remove(root_ / "data/valid.tsv");
   std::filesystem::remove(root_ / "data/test.tsv");

@@ -61,6 +61,46 @@ TEST_F(TaskTest, TextFilesThatOnlyBeginLikeASplit) {
   EXPECT_HAS(make_task(config("text"))->info().data_note, "last two twentieths");
 }
 
+TEST_F(TaskTest, JoinedFilesRunOnFromOneToTheNext) {
+  std::string all;
+  for (int i = 0; i < 300; ++i) {
+    const std::string letter = "letter " + std::to_string(1000 + i) + " of many";
+    write("letters/" + std::to_string(1000 + i) + ".txt", letter);
+    all += letter + "\n";
+  }
+  TaskConfig c = config("text");
+  c.files = "joined";
+  const Corpus corpus = find_corpus(c);
+  std::string read;
+  int items = 0;
+  for (const Split split : kSplits) {
+    corpus.read(split, [&](const Item& item) {
+      EXPECT_GE(std::count(item.text.begin(), item.text.end(), '\n'), split == Split::kTrain)
+          << items;
+      read.append(item.text).append("\n");
+      ++items;
+    });
+  }
+  EXPECT_EQ(read, all);
+  EXPECT_LT(items, 150);
+}
+
+TEST_F(TaskTest, LongRowsAreCutFromLongRuns) {
+  std::string book;
+  for (int i = 0; i < 300000; ++i) book += "line " + std::to_string(i) + "\n";
+  TaskConfig c = config("text");
+  c.data = write("book.txt", book);
+  const auto longest = [&](int64_t length) {
+    c.length = length;
+    size_t most = 0;
+    find_corpus(c).read(Split::kTrain,
+                        [&](const Item& item) { most = std::max(most, item.text.size()); });
+    return most;
+  };
+  EXPECT_LE(longest(64), 16384 + 20);
+  EXPECT_GE(longest(65536), book.size() / 200);
+}
+
 TEST_F(TaskTest, SmallFilesOfALargeFolderStayWhole) {
   constexpr int kFiles = 300;
   for (int i = 0; i < kFiles; ++i) {

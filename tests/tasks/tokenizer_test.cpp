@@ -12,7 +12,7 @@ const std::vector<std::string> kTexts{"plain words",       " leading and  double
                                       "unseen ζητα",       ""};
 
 Corpus small_corpus(const std::string& file) {
-  Corpus corpus{"small", read_sentences, {}, false, {}, {}, ""};
+  Corpus corpus{.name = "small", .format = read_sentences};
   for (auto& sources : corpus.sources) sources = {{file}};
   return corpus;
 }
