@@ -2,6 +2,7 @@
 #include <stdexcept>
 
 #include "kernels/cuda/balance.h"
+#include "kernels/cuda/block_logits.h"
 #include "kernels/cuda/cross_entropy.h"
 #include "kernels/cuda/decode.h"
 #include "kernels/cuda/embedding.h"
@@ -43,10 +44,15 @@ void launch_residual_fwd(const NormParams&, Stream) { absent(); }
 void launch_residual_bwd(const NormParams&, Stream) { absent(); }
 
 bool covers_feed_forward(int64_t, int64_t) { return false; }
-int64_t feed_forward_partials(int64_t, bool) { absent(); }
+int64_t feed_forward_partials(const FeedForwardParams&) { absent(); }
 void launch_feed_forward_dropout(const FeedForwardParams&, Stream) { absent(); }
 void launch_feed_forward_bwd(const FeedForwardParams&, Stream) { absent(); }
 void launch_bias_sum(const FeedForwardParams&, Stream) { absent(); }
+
+bool covers_block_logits(int64_t, int64_t, int64_t) { return false; }
+void launch_block_logits_fwd(const BlockLogitsParams&, Stream) { absent(); }
+void launch_block_logits_bwd(const BlockLogitsParams&, Stream) { absent(); }
+void launch_add_gumbel(const GumbelParams&, Stream) { absent(); }
 
 bool covers_cross_entropy(int64_t, int64_t) { return false; }
 void launch_cross_entropy_fwd(const CrossEntropyParams&, Stream) { absent(); }
@@ -62,6 +68,7 @@ void launch_decode_keep(const DecodeKeepParams&, Stream) { absent(); }
 void launch_decode_balance(const DecodeBalanceParams&, Stream) { absent(); }
 int64_t decode_sort_partials(const DecodeState&, int64_t) { absent(); }
 void launch_decode_sort(const DecodeSortParams&, Stream) { absent(); }
+int decode_attend_splits(const DecodeState&, int64_t) { absent(); }
 void launch_decode_attend(const DecodeAttendParams&, Stream) { absent(); }
 
 bool covers_balance(const BalanceParams&) { return false; }

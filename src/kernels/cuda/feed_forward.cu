@@ -7,8 +7,9 @@
 //
 // Dropout: four elements a thread, a function of their number (lanes.cuh). Backward: blocks of 32 x
 // 8 threads take 32 packs of 16 bytes of a row, eight rows at a time, down a strip of rows. A
-// thread keeps its columns' sums; a block adds its eight in order and leaves them in partial
-// [strips, F], which column_sum.cuh sums.
+// thread asks for kAhead rows at once and keeps its columns' sums; a block adds its eight in order
+// and leaves them in partial [strips, F], which column_sum.cuh sums. Strips are as short as it
+// takes to fill a card: in a small model one round of loads brings all there is.
 #include <algorithm>
 
 #include "kernels/cuda/check.cuh"
@@ -19,11 +20,9 @@
 namespace sinkhorn::cuda {
 namespace {
 
-constexpr int kRowThreads = 8;
-constexpr int64_t kStripRows = 256, kMostStrips = 512;
-// A sum alone reads only: strips are short, so that many loads are under way at once.
-constexpr int kSumAhead = 8;
-constexpr int64_t kSumStripRows = kRowThreads * kSumAhead;
+constexpr int kRowThreads = 8, kAhead = 4;
+constexpr int64_t kShortStrip = kRowThreads * kAhead, kLongStrip = 256, kMostStrips = 512;
+constexpr int64_t kEnoughBlocks = 512;  // four for each of 128 multiprocessors
 
 template <class T>
 __global__ void __launch_bounds__(256)
@@ -39,9 +38,9 @@ __global__ void __launch_bounds__(256)
 
 // kRelu: through ReLU and dropout; else the sums of grad_inner as it is, and nothing else.
 template <class T, bool kRelu>
-__global__ void __launch_bounds__(32 * kRowThreads)
+__global__ void __launch_bounds__(32 * kRowThreads, 4)
     feed_forward_bwd_kernel(const __grid_constant__ FeedForwardParams p, int64_t strip) {
-  constexpr int kPack = 16 / sizeof(T), kColumns = 32 * kPack, kAhead = kRelu ? 2 : kSumAhead;
+  constexpr int kPack = 16 / sizeof(T), kColumns = 32 * kPack;
   __shared__ float shared[kRowThreads][kColumns];
   const int64_t begin = blockIdx.y * strip, end = min(begin + strip, p.rows);
   const int64_t column = int64_t{blockIdx.x} * kColumns + threadIdx.x * kPack;
@@ -51,17 +50,29 @@ __global__ void __launch_bounds__(32 * kRowThreads)
   T* to_grad = static_cast<T*>(p.grad) + column;
   float sums[kPack] = {};
   if (column < p.width) {  // whole packs: F is a multiple of kPack
-#pragma unroll kAhead
-    for (int64_t row = begin + threadIdx.y; row < end; row += kRowThreads) {
-      float h[kPack], grad[kPack];
-      if constexpr (kRelu) load_pack<kPack>(inner + row * p.width, h);
-      load_pack<kPack>(grad_inner + row * p.width, grad);
+    for (int64_t row = begin + threadIdx.y; row < end; row += kRowThreads * kAhead) {
+      // All loads at once: no branch (behind the strip its last row again) and no store between.
+      uint4 packs[kAhead], grad_packs[kAhead];
 #pragma unroll
-      for (int k = 0; k < kPack; ++k) {
-        if constexpr (kRelu) grad[k] = h[k] <= 0.0f ? 0.0f : grad[k] * kept;
-        sums[k] += grad[k];
+      for (int i = 0; i < kAhead; ++i) {
+        const int64_t at = min(row + i * kRowThreads, end - 1) * p.width;
+        if constexpr (kRelu) packs[i] = __ldg(reinterpret_cast<const uint4*>(inner + at));
+        grad_packs[i] = __ldg(reinterpret_cast<const uint4*>(grad_inner + at));
       }
-      if constexpr (kRelu) store_pack<kPack>(to_grad + row * p.width, grad);
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) {
+        const int64_t mine = row + i * kRowThreads;
+        if (mine >= end) break;
+        float h[kPack], grad[kPack];
+        widen<kPack, T>(grad_packs[i], grad);
+        if constexpr (kRelu) widen<kPack, T>(packs[i], h);
+#pragma unroll
+        for (int k = 0; k < kPack; ++k) {
+          if constexpr (kRelu) grad[k] = h[k] <= 0.0f ? 0.0f : grad[k] * kept;
+          sums[k] += grad[k];
+        }
+        if constexpr (kRelu) store_pack<kPack>(to_grad + mine * p.width, grad);
+      }
     }
   }
 #pragma unroll
@@ -83,18 +94,25 @@ void by_type(Type type, const F& f) {
   return f.template operator()<float>();
 }
 
-int64_t strip_rows(int64_t rows, bool relu) {
-  return std::max(relu ? kStripRows : kSumStripRows, (rows + kMostStrips - 1) / kMostStrips);
+int64_t parts_of(int64_t whole, int64_t part) { return (whole + part - 1) / part; }
+
+int64_t pack_blocks(const FeedForwardParams& p) {
+  const int64_t columns = p.type == Type::kFloat32 ? 128 : 256;
+  return parts_of(p.width, columns);
+}
+
+int64_t strip_rows(const FeedForwardParams& p) {
+  const int64_t rows = parts_of(p.rows * pack_blocks(p), kEnoughBlocks);
+  const int64_t even = std::min(parts_of(rows, kShortStrip) * kShortStrip, kLongStrip);
+  return std::max(even, parts_of(p.rows, kMostStrips));
 }
 
 template <bool kRelu>
 void start_bwd(const FeedForwardParams& p, Stream stream) {
-  const int64_t strip = strip_rows(p.rows, kRelu), strips = feed_forward_partials(p.rows, kRelu);
+  const int64_t strips = feed_forward_partials(p);
+  const dim3 grid(static_cast<unsigned>(pack_blocks(p)), static_cast<unsigned>(strips));
   by_type(p.type, [&]<class T>() {
-    constexpr int64_t kColumns = 32 * 16 / sizeof(T);
-    const dim3 grid(static_cast<unsigned>((p.width + kColumns - 1) / kColumns),
-                    static_cast<unsigned>(strips));
-    feed_forward_bwd_kernel<T, kRelu><<<grid, dim3(32, kRowThreads), 0, stream>>>(p, strip);
+    feed_forward_bwd_kernel<T, kRelu><<<grid, dim3(32, kRowThreads), 0, stream>>>(p, strip_rows(p));
   });
   check_launch("feed_forward_bwd");
   start_column_sum({strips, p.width, p.partial, {p.grad_bias, nullptr}}, 1, stream);
@@ -107,9 +125,8 @@ bool covers_feed_forward(int64_t rows, int64_t width) {
   return rows > 0 && width > 0 && width % 8 == 0 && rows * (width / 8) / 128 < 0x7FFFFFFF;
 }
 
-int64_t feed_forward_partials(int64_t rows, bool relu) {
-  const int64_t strip = strip_rows(rows, relu);
-  return (rows + strip - 1) / strip;
+int64_t feed_forward_partials(const FeedForwardParams& p) {
+  return parts_of(p.rows, strip_rows(p));
 }
 
 void launch_feed_forward_dropout(const FeedForwardParams& p, Stream stream) {

@@ -26,8 +26,8 @@ struct FeedForwardParams {
 // Whether these kernels compute it; if not, Torch's operations do.
 bool covers_feed_forward(int64_t rows, int64_t width);
 
-// Rows of the partial sums that backward needs, through a ReLU or for a sum alone.
-int64_t feed_forward_partials(int64_t rows, bool relu);
+// Rows of the partial sums that backward needs for these rows, width and type.
+int64_t feed_forward_partials(const FeedForwardParams& p);
 
 // Drops elements of inner in place.
 void launch_feed_forward_dropout(const FeedForwardParams& p, Stream stream);

@@ -123,8 +123,7 @@ std::tuple<Tensor, Tensor> relu_gradients(const Tensor& grad, const Tensor& out,
   cuda::FeedForwardParams p = params_of(inner, dropout_p);
   const auto floats = grad.options().dtype(at::kFloat);
   const Tensor result = at::empty(inner.sizes(), inner.options());
-  const Tensor partial =
-      at::empty({cuda::feed_forward_partials(p.rows, /*relu=*/true), p.width}, floats);
+  const Tensor partial = at::empty({cuda::feed_forward_partials(p), p.width}, floats);
   const Tensor bias = at::empty({p.width}, floats);
   p.grad_inner = plain_grad.const_data_ptr();
   p.grad = result.data_ptr();
@@ -144,8 +143,7 @@ Tensor bias_gradient(const Tensor& grad, at::ScalarType type) {
   p.width = grad.size(1);
   p.type = kernel_type(grad.scalar_type());
   const auto floats = grad.options().dtype(at::kFloat);
-  const Tensor partial =
-      at::empty({cuda::feed_forward_partials(p.rows, /*relu=*/false), p.width}, floats);
+  const Tensor partial = at::empty({cuda::feed_forward_partials(p), p.width}, floats);
   const Tensor bias = at::empty({p.width}, floats);
   p.grad_inner = plain_grad.const_data_ptr();
   p.partial = partial.data_ptr<float>();
