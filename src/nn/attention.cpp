@@ -3,7 +3,6 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/constant_pad_nd.h>
-#include <ATen/ops/empty_like.h>
 #include <ATen/ops/where.h>
 
 #include <algorithm>
@@ -30,11 +29,6 @@ std::optional<at::Tensor> block_mask(const std::optional<at::Tensor>& mask, int6
   return at::constant_pad_nd(*mask, {0, rest}).view({mask->size(0), -1, block}).any(2);
 }
 
-// Standard Gumbel draws, finite: an exponential draw of 0 is taken as the smallest normal one.
-at::Tensor gumbel_like(const at::Tensor& logits) {
-  return -at::empty_like(logits).exponential_().clamp_min_(1e-30).log_();
-}
-
 }  // namespace
 
 SinkhornAttention::SinkhornAttention(const AttentionConfig& config, const AttentionPlace& place)
@@ -56,14 +50,13 @@ SinkhornAttention::Heads SinkhornAttention::project(const at::Tensor& x) {
 }
 
 at::Tensor SinkhornAttention::sort(const at::Tensor& x, const std::optional<at::Tensor>& mask) {
-  return balanced(sort_net_->forward(x, mask), mask);
+  return balanced(sort_net_->forward(x, mask, noisy()), mask);
 }
 
 at::Tensor SinkhornAttention::balanced(const at::Tensor& logits,
                                        const std::optional<at::Tensor>& mask) {
   BalanceOptions options{config_.iterations, config_.temperature, causal(), config_.columns};
   options.window = place_.decoder && config_.causal == "strict" ? config_.window : 0;
-  if (config_.gumbel && is_training()) options.noise = gumbel_like(logits.detach());
   options.block_mask = block_mask(mask, config_.block);
   return balance(logits, options);
 }
@@ -135,7 +128,7 @@ at::Tensor SinkhornAttention::forward(const at::Tensor& input, const Context& co
   std::optional<at::Tensor> r;
   if (sorts()) {
     const SortNet::Blocks blocks = sort_net_->blocks(x, context.mask);
-    r = balanced(sort_net_->logits(blocks), context.mask);
+    r = balanced(sort_net_->logits(blocks, noisy()), context.mask);
     x = blocks.x;
     if (context.sorts != nullptr) context.sorts->push_back(*r);
   }

@@ -1,11 +1,13 @@
 // The sort networks. pooled [B, N, E] describes each destination block; in decoders it ends with
 // the block's first token, so that row i is known when block i begins.
+#include <ATen/ops/empty.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/relu.h>
 
 #include <cmath>
 
 #include "nn/heads.h"
+#include "ops/fused/fused.h"
 #include "ops/pool/pooled.h"
 #include "sinkhorn/error.h"
 #include "sinkhorn/nn/attention.h"
@@ -63,20 +65,33 @@ at::Tensor SortNet::rows(const at::Tensor& pooled, const at::Tensor& sources) {
   return y.view({y.size(0), y.size(1), place_.heads, max_blocks_}).transpose(1, 2);
 }
 
-at::Tensor SortNet::logits(const Blocks& blocks) {
-  if (bilinear()) return rows(blocks.destinations, project_sources(blocks.sources));
-  const int64_t count = blocks.destinations.size(1);
+at::Tensor SortNet::logits(const Blocks& blocks, bool noisy) {
+  const at::Tensor& pooled = blocks.destinations;
+  const int64_t count = pooled.size(1);
+  std::optional<at::Tensor> draws;
+  if (noisy) {
+    draws = at::empty({pooled.size(0), place_.heads, count, count}, pooled.options());
+    draws->exponential_();
+  }
+  const auto finished = [&](const at::Tensor& logits) {
+    return noisy ? ops::add_gumbel(logits, *draws) : logits;
+  };
+  if (bilinear()) return finished(rows(pooled, project_sources(blocks.sources)));
   if (count > max_blocks_) {
     throw UsageError("attention: " + std::to_string(blocks.x.size(1)) + " tokens make " +
                      std::to_string(count) + " blocks, and the sort network '" + config_.sort_net +
                      "' has columns for " + std::to_string(max_blocks_) +
                      "; set max_blocks (or the model's max_length) higher, or sort_net bilinear");
   }
-  return rows(blocks.destinations, {}).slice(3, 0, count);
+  if (config_.sort_net == "linear") {
+    return ops::block_logits(pooled, first_->weight, first_->bias, place_.heads, draws);
+  }
+  return finished(rows(pooled, {}).slice(3, 0, count));
 }
 
-at::Tensor SortNet::forward(const at::Tensor& x, const std::optional<at::Tensor>& mask) {
-  return logits(blocks(x, mask));
+at::Tensor SortNet::forward(const at::Tensor& x, const std::optional<at::Tensor>& mask,
+                            bool noisy) {
+  return logits(blocks(x, mask), noisy);
 }
 
 }  // namespace sinkhorn::nn

@@ -89,6 +89,17 @@ TORCH_LIBRARY(sinkhorn, m) {
       "float dropout_p, ScalarType dtype) -> (Tensor, Tensor, Tensor)");
 
   m.def(
+      "block_logits(Tensor pooled, Tensor weight, Tensor bias, int heads, Tensor? draws=None) "
+      "-> Tensor");
+  m.def(
+      "block_logits_fwd(Tensor pooled, Tensor weight, Tensor bias, int heads, Tensor? draws) "
+      "-> Tensor");
+  m.def(
+      "block_logits_bwd(Tensor grad, Tensor pooled, Tensor weight) -> (Tensor, Tensor, Tensor)");
+  m.def("add_gumbel(Tensor logits, Tensor draws) -> Tensor");
+  m.def("add_gumbel_fwd(Tensor logits, Tensor draws) -> Tensor");
+
+  m.def(
       "embed(Tensor(a) weight, Tensor ids, Tensor positions, float scale) "
       "-> (Tensor(a) table, Tensor tokens)");
   m.def("embed_fwd(Tensor weight, Tensor ids, Tensor positions, float scale) -> Tensor");
@@ -99,6 +110,16 @@ TORCH_LIBRARY(sinkhorn, m) {
       "cross_entropy_fwd(Tensor logits, Tensor targets, int ignored, float smoothing, bool keep) "
       "-> (Tensor loss, Tensor grad_logits)");
   m.def("cross_entropy_bwd(Tensor grad, Tensor(a!) grad_logits) -> ()");
+
+  // Of all tensors of a model at once (ops/fused/update.h).
+  m.def(
+      "note_gradients(Tensor[] gradients, Tensor loss, float clip, Tensor(a!) record, "
+      "Tensor(b!) sums) -> Tensor");
+  m.def(
+      "adam_step(Tensor(a!)[] parameters, Tensor[] gradients, Tensor(b!)[] exp_avgs, "
+      "Tensor(c!)[] exp_avg_sqs, Tensor(d!)[] steps, float[] decays, Tensor rate, "
+      "Tensor? divisor, float beta1, float beta2, float epsilon, Tensor(e!) arrived) -> bool");
+  m.def("copy_all(Tensor(a!)[] to, Tensor[] from) -> ()");
 
   // Which CPU kernels run: baseline, avx2 or avx512.
   m.def("cpu_form() -> str", [] { return std::string(sinkhorn::cpu::form()); });

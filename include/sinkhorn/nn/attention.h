@@ -23,7 +23,9 @@ struct AttentionPlace {
 class SortNet : public torch::nn::Module {
  public:
   SortNet(const AttentionConfig& config, const AttentionPlace& place);
-  at::Tensor forward(const at::Tensor& x, const std::optional<at::Tensor>& mask);
+  // noisy: with standard Gumbel noise, drawn from the default generator.
+  at::Tensor forward(const at::Tensor& x, const std::optional<at::Tensor>& mask,
+                     bool noisy = false);
 
   // What forward is made of. Whatever else reads x reads the one that is returned here: the
   // gradients of all three then meet in one pass.
@@ -32,7 +34,7 @@ class SortNet : public torch::nn::Module {
     at::Tensor destinations, sources;  // [B, N, E]; sources for `bilinear` alone
   };
   Blocks blocks(const at::Tensor& x, const std::optional<at::Tensor>& mask) const;
-  at::Tensor logits(const Blocks& blocks);
+  at::Tensor logits(const Blocks& blocks, bool noisy = false);
 
   // The same row by row, for decoders. pooled [B, R, E] describes R destinations, in the type of
   // the logits; sources, for `bilinear` alone, are [B, H, N, D]. [B, H, R, N], or as many columns
@@ -83,6 +85,7 @@ class SinkhornAttention : public torch::nn::Module {
  private:
   at::Tensor sparse(const Heads& heads, const std::optional<at::Tensor>& mask);
   double dropout() const { return is_training() ? place_.dropout : 0.0; }
+  bool noisy() const { return config_.gumbel && is_training(); }
   std::string causal() const { return place_.decoder ? config_.causal : "none"; }
 
   AttentionConfig config_;

@@ -8,6 +8,7 @@
 #include "kernels/cuda/embedding.h"
 #include "kernels/cuda/feed_forward.h"
 #include "kernels/cuda/norm.h"
+#include "kernels/cuda/optimizer.h"
 #include "kernels/cuda/pool.h"
 #include "kernels/cuda/sort.h"
 
@@ -52,6 +53,7 @@ void launch_bias_sum(const FeedForwardParams&, Stream) { absent(); }
 bool covers_block_logits(int64_t, int64_t, int64_t) { return false; }
 void launch_block_logits_fwd(const BlockLogitsParams&, Stream) { absent(); }
 void launch_block_logits_bwd(const BlockLogitsParams&, Stream) { absent(); }
+bool covers_add_gumbel(int64_t) { return false; }
 void launch_add_gumbel(const GumbelParams&, Stream) { absent(); }
 
 bool covers_cross_entropy(int64_t, int64_t) { return false; }
@@ -59,9 +61,17 @@ void launch_cross_entropy_fwd(const CrossEntropyParams&, Stream) { absent(); }
 void launch_scale(const ScaleParams&, Stream) { absent(); }
 
 bool covers_embed(int64_t, int64_t, int64_t) { return false; }
+bool covers_embed_sort(int64_t, int64_t) { return false; }
 int64_t embed_partials(int64_t) { absent(); }
 void launch_embed_fwd(const EmbedParams&, Stream) { absent(); }
+void launch_embed_sort(const EmbedSort&, Stream) { absent(); }
 void launch_embed_bwd(const EmbedGradient&, Stream) { absent(); }
+
+bool covers_updates() { return false; }
+int64_t note_scratch(const NoteParams&) { absent(); }
+void launch_note_gradients(const NoteParams&, Stream) { absent(); }
+void launch_adam(const AdamParams&, Stream) { absent(); }
+void launch_copies(const Copy*, int, Type, Stream) { absent(); }
 
 bool covers_decode(Type, int64_t) { return false; }
 void launch_decode_keep(const DecodeKeepParams&, Stream) { absent(); }

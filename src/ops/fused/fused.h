@@ -43,6 +43,15 @@ struct LinearOptions {
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight,
                   const std::optional<at::Tensor>& bias, const LinearOptions& options);
 
+// The logits of a linear sort network: pooled weight' + bias with the heads apart, [B, H, N, N], and
+// with draws [B, H, N, N] their Gumbel noise. pooled [B, N, E]; weight [H * M, E] and bias [H * M],
+// of whose M columns a head the first N are read.
+at::Tensor block_logits(const at::Tensor& pooled, const at::Tensor& weight, const at::Tensor& bias,
+                        int64_t heads, const std::optional<at::Tensor>& draws);
+// logits + Gumbel noise, -log of draws of the standard exponential distribution; finite: a draw of
+// 0 counts as a very small one. The draws get no gradient.
+at::Tensor add_gumbel(const at::Tensor& logits, const at::Tensor& draws);
+
 struct Embedded {
   at::Tensor table;   // the weight that was given
   at::Tensor tokens;  // [B, L, E]
