@@ -12,10 +12,12 @@ from support import randn
 ops = torch.ops.sinkhorn
 SCALE = 2.75
 # B, L, V, E. On the GPU pieces of the sorted tokens end within runs of one id, hold several, or are
-# all of one; a piece has 32 tokens or, in the longest, 35; ids are sorted in 16 or 32 bits.
+# all of one; a piece has 8 to 32 tokens or, in the longest, 35. Up to 8,192 tokens are sorted by
+# counting, unless there are too many kinds, and others in 16 or 32 bits.
 SHAPES = [(1, 1, 1, 4), (2, 5, 7, 8), (3, 11, 40, 20), (3, 43, 2, 64), (8, 512, 259, 64),
           (16, 256, 32000, 132), (2, 100, 40000, 512), (1, 70000, 3, 16), (1, 20000, 1, 8),
-          (4, 33, 50, 6), (7, 64, 30, 1028)]
+          (4, 33, 50, 6), (7, 64, 30, 1028), (2, 4096, 900, 8), (2, 4000, 600000, 4),
+          (3, 3000, 40000, 8)]
 
 
 def _ids(batch: int, length: int, vocab: int, device: str) -> Tensor:
@@ -128,7 +130,12 @@ CHECKS = [embed_sums, embeddings, embed_of_a_tied_output, embed_of_broken_tokens
 
 
 def graph_reads_new_ids(device: str) -> None:
-    vocab, width, length = 300, 64, 6000
+    for length in (2000, 6000):  # sorted by counting, and not
+        _graph_reads_new_ids(device, length)
+
+
+def _graph_reads_new_ids(device: str, length: int) -> None:
+    vocab, width = 300, 64
     weight = randn(vocab, width, seed=1, dtype=torch.float32, device=device)
     places = randn(length, width, seed=2, dtype=torch.float32, device=device)
     ids = _ids(2, length, vocab, device)

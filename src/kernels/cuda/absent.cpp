@@ -62,8 +62,10 @@ void launch_scale(const ScaleParams&, Stream) { absent(); }
 
 bool covers_embed(int64_t, int64_t, int64_t) { return false; }
 bool covers_embed_sort(int64_t, int64_t) { return false; }
+bool covers_embed_sort(int64_t, int64_t) { return false; }
 int64_t embed_partials(int64_t) { absent(); }
 void launch_embed_fwd(const EmbedParams&, Stream) { absent(); }
+void launch_embed_sort(const EmbedSort&, Stream) { absent(); }
 void launch_embed_sort(const EmbedSort&, Stream) { absent(); }
 void launch_embed_bwd(const EmbedGradient&, Stream) { absent(); }
 

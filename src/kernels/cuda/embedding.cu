@@ -14,6 +14,10 @@
 // in heads, or, where the run begins in the piece, that of its end in tails. A second kernel adds
 // up the parts of each cut run, in a fixed order, and puts the sum onto the table. Nothing is
 // multiplied by 0: a token that is not finite breaks its own id's row and no other.
+//
+// Few tokens are sorted by counting: a token's place is the number of keys id * tokens + token that
+// are smaller than its own. That compares each with each, but all of them at once: at 4,096 tokens
+// a radix sort, which has work for one block only, takes several times as long.
 #include <algorithm>
 #include <limits>
 
@@ -24,10 +28,14 @@
 namespace sinkhorn::cuda {
 namespace {
 
-constexpr int64_t kShortestPiece = 32, kMostPieces = 2048;
+// Tokens of a piece: many small pieces fill the card where there are few tokens.
+constexpr int64_t kShortestPiece = 8, kUsualPiece = 32;
+constexpr int64_t kEnoughPieces = 512, kMostPieces = 2048;
 constexpr int kPieceThreads = 128;
 constexpr int kAhead = 4;      // tokens that a thread asks for at once
 constexpr int kJoinWarps = 8;  // that share the parts of a cut run
+constexpr int kMostSorted = 8192, kSortThreads = 256;
+constexpr int kTokensPerWarp = 4, kTokensPerSort = kSortThreads / 32 * kTokensPerWarp;
 
 __global__ void __launch_bounds__(256) embed_fwd_kernel(const __grid_constant__ EmbedParams p) {
   const int64_t id = p.ids[blockIdx.x];
@@ -46,6 +54,49 @@ __global__ void __launch_bounds__(256) embed_fwd_kernel(const __grid_constant__ 
       y[k] = known ? fmaf(p.scale, x[k], y[k]) : std::numeric_limits<float>::quiet_NaN();
     }
     store_pack<4>(out + column, y);
+  }
+}
+
+// A block finds the places of kTokensPerSort tokens among all, which it holds as keys; a warp
+// compares kTokensPerWarp of them with four keys a lane at a time.
+__global__ void __launch_bounds__(kSortThreads)
+    embed_sort_kernel(const __grid_constant__ EmbedSort p) {
+  constexpr int kAtOnce = 4 * 32;
+  static_assert(kMostSorted % kAtOnce == 0 && kAtOnce % kTokensPerSort == 0);
+  __shared__ uint4 keys[kMostSorted / 4];
+  uint32_t* key = reinterpret_cast<uint32_t*>(keys);
+  const int tokens = static_cast<int>(p.tokens), rows = static_cast<int>(p.rows);
+  const int padded = (tokens + kAtOnce - 1) / kAtOnce * kAtOnce;
+#pragma unroll 8
+  for (int i = static_cast<int>(threadIdx.x); i < padded; i += kSortThreads) {
+    const int64_t id = p.ids[min(i, tokens - 1)];
+    // All that are not in the table count as the first id behind it.
+    const auto row = static_cast<uint32_t>(id >= 0 && id < rows ? id : rows);
+    key[i] = i < tokens ? row * static_cast<uint32_t>(tokens) + static_cast<uint32_t>(i)
+                        : std::numeric_limits<uint32_t>::max();
+  }
+  __syncthreads();
+
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int first = static_cast<int>(blockIdx.x) * kTokensPerSort +
+                    static_cast<int>(threadIdx.x) / 32 * kTokensPerWarp;
+  uint32_t mine[kTokensPerWarp], smaller[kTokensPerWarp] = {};
+#pragma unroll
+  for (int k = 0; k < kTokensPerWarp; ++k) mine[k] = key[first + k];
+#pragma unroll 4
+  for (int i = lane; i < padded / 4; i += 32) {
+    const uint4 x = keys[i];
+#pragma unroll
+    for (int k = 0; k < kTokensPerWarp; ++k) {
+      smaller[k] += (x.x < mine[k]) + (x.y < mine[k]) + (x.z < mine[k]) + (x.w < mine[k]);
+    }
+  }
+#pragma unroll
+  for (int k = 0; k < kTokensPerWarp; ++k) {
+    const uint32_t place = __reduce_add_sync(0xFFFFFFFFu, smaller[k]);
+    if (lane != k || first + k >= tokens) continue;
+    p.sorted[place] = static_cast<int32_t>(mine[k] / static_cast<uint32_t>(tokens));
+    p.order[place] = first + k;
   }
 }
 
@@ -170,7 +221,9 @@ __global__ void __launch_bounds__(32 * kJoinWarps)
 }
 
 int64_t piece_length(int64_t tokens) {
-  return std::max(kShortestPiece, (tokens + kMostPieces - 1) / kMostPieces);
+  const int64_t even = (tokens + kEnoughPieces - 1) / kEnoughPieces;
+  return std::max(std::clamp(even, kShortestPiece, kUsualPiece),
+                  (tokens + kMostPieces - 1) / kMostPieces);
 }
 
 int64_t piece_count(int64_t tokens) {
@@ -202,12 +255,23 @@ bool covers_embed(int64_t tokens, int64_t rows, int64_t width) {
          width % 4 == 0 && width <= kMost;
 }
 
+bool covers_embed_sort(int64_t tokens, int64_t rows) {
+  // Keys of 32 bits, of rows + 1 kinds of ids; the largest number is no key.
+  return tokens <= kMostSorted && (rows + 1) * tokens <= std::numeric_limits<uint32_t>::max();
+}
+
 int64_t embed_partials(int64_t tokens) { return 2 * piece_count(tokens); }
 
 void launch_embed_fwd(const EmbedParams& p, Stream stream) {
   const auto warps = static_cast<unsigned>(std::clamp<int64_t>((p.width / 4 + 31) / 32, 1, 8));
   embed_fwd_kernel<<<static_cast<unsigned>(p.tokens), 32 * warps, 0, stream>>>(p);
   check_launch("embed_fwd");
+}
+
+void launch_embed_sort(const EmbedSort& p, Stream stream) {
+  const auto blocks = static_cast<unsigned>((p.tokens + kTokensPerSort - 1) / kTokensPerSort);
+  embed_sort_kernel<<<blocks, kSortThreads, 0, stream>>>(p);
+  check_launch("embed_bwd sort");
 }
 
 void launch_embed_bwd(const EmbedGradient& p, Stream stream) {

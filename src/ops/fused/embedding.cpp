@@ -76,6 +76,22 @@ bool is_plain(const Tensor& x) {
   return x.is_contiguous() && reinterpret_cast<uintptr_t>(x.const_data_ptr()) % 16 == 0;
 }
 
+// The ids in ascending order, int16 or int32, and the token that each is of, int64.
+std::tuple<Tensor, Tensor> sorted_ids(const Tensor& ids, int64_t rows) {
+  const Tensor flat = ids.flatten().contiguous();
+  if (!cuda::covers_embed_sort(flat.numel(), rows)) {
+    // A radix sort makes a pass for each byte of a key.
+    const bool narrow = rows <= int64_t{1} << 15;
+    return at::sort(flat.to(narrow ? at::kShort : at::kInt), /*stable=*/true, 0, false);
+  }
+  const Tensor sorted = at::empty(flat.sizes(), flat.options().dtype(at::kInt));
+  const Tensor order = at::empty(flat.sizes(), flat.options());
+  cuda::launch_embed_sort({flat.numel(), rows, flat.const_data_ptr<int64_t>(),
+                           sorted.data_ptr<int32_t>(), order.data_ptr<int64_t>()},
+                          current_stream(ids));
+  return {sorted, order};
+}
+
 // onto[ids[t]] += scale * grad[t], in place.
 void embed_bwd(Tensor& onto, const Tensor& grad, const Tensor& ids, double scale) {
   check_rank("embed_bwd", "onto", onto, 2);
@@ -88,10 +104,7 @@ void embed_bwd(Tensor& onto, const Tensor& grad, const Tensor& ids, double scale
   }
   TORCH_CHECK_VALUE(is_plain(onto), "embed_bwd: onto must be contiguous and aligned to 16 bytes");
   const c10::DeviceGuard guard(onto.device());
-  // A radix sort makes a pass for each byte of a key.
-  const bool narrow = onto.size(0) <= int64_t{1} << 15;
-  const auto [sorted, order] =
-      at::sort(ids.flatten().to(narrow ? at::kShort : at::kInt), /*stable=*/true, 0, false);
+  const auto [sorted, order] = sorted_ids(ids, onto.size(0));
   const Tensor plain_grad = aligned(grad);
   const Tensor partial =
       at::empty({cuda::embed_partials(ids.numel()), onto.size(1)}, onto.options());
@@ -100,7 +113,7 @@ void embed_bwd(Tensor& onto, const Tensor& grad, const Tensor& ids, double scale
   p.rows = onto.size(0);
   p.width = onto.size(1);
   p.scale = static_cast<float>(scale);
-  p.narrow = narrow;
+  p.narrow = sorted.scalar_type() == at::kShort;
   p.ids = sorted.const_data_ptr();
   p.order = order.const_data_ptr<int64_t>();
   p.grad = plain_grad.const_data_ptr<float>();
