@@ -165,8 +165,10 @@ __global__ void __launch_bounds__(kCrossEntropyThreads<kLanes>, 1536 / kCrossEnt
     cross_entropy_fwd_kernel(const __grid_constant__ CrossEntropyParams p) {
   constexpr int kPack = RowLayout<T>::kPack, kRows = kCrossEntropyThreads<kLanes> / kLanes;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
-  const int64_t row = int64_t{blockIdx.x} * kRows + threadIdx.x / kLanes;
-  if (row >= p.rows) return;  // whole warps, and with a block to a row never: the grid is exact
+  // The last rows first: the product before has just written them, and the one behind begins with
+  // the first, so that both find a part of the logits in L2.
+  const int64_t row = p.rows - 1 - (int64_t{blockIdx.x} * kRows + threadIdx.x / kLanes);
+  if (row < 0) return;  // whole warps, and with a block to a row never: the grid is exact
   const int64_t target = p.targets[row];
   const int labels = static_cast<int>(p.labels);
   const T* logits = static_cast<const T*>(p.logits) + row * p.labels;
