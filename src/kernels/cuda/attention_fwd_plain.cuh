@@ -5,7 +5,8 @@
 // A CTA goes from one group of 64 or 128 queries to the next, four warps for each 64, and through a
 // ring of key tiles: the loads of the next ones, of this group of queries and then of the next, are
 // always under way, so that what is left to wait for is memory itself. Tiles come by bulk copies
-// (bulk.cuh) and are read by products only, and the output goes from registers to memory.
+// (bulk.cuh) and are read by products only, and the output goes from registers to memory. Groups
+// go from the last to the first: what the sort wrote last is still in the second-level cache.
 #pragma once
 
 #include "kernels/cuda/attention_fwd.cuh"
@@ -66,6 +67,12 @@ struct LongForward {
   };
 };
 
+// Where the n-th of the groups of queries lies.
+template <class F>
+__device__ __forceinline__ TilePlace place_of(const AttentionCall& p, int n, int groups) {
+  return TilePlace(p, groups - 1 - n, F::kTokens);
+}
+
 // Where the tiles come from.
 struct PlainMaps {
   CUtensorMap query, key, value, sorted_key, sorted_value;
@@ -92,7 +99,7 @@ struct PlainLoads {
   int groups;
   int group = blockIdx.x, j = 0, turn = 0, slot = 0;  // next is key tile j of this group
   // Where that is takes a few divisions, too many for every tile.
-  TilePlace at{p, group, F::kTokens};
+  TilePlace at = place_of<F>(p, group, groups);
   typename F::Keys keys{p, at.first};
 
   __device__ __forceinline__ PlainLoads(const AttentionCall& p_, const PlainMaps& maps_,
@@ -128,7 +135,7 @@ struct PlainLoads {
     j = 0;
     turn ^= 1;
     group += gridDim.x;
-    at = TilePlace(p, group, F::kTokens);
+    at = place_of<F>(p, group, groups);
     keys = typename F::Keys(p, at.first);
   }
 };
@@ -183,7 +190,7 @@ __global__ void __launch_bounds__(F::kAllThreads, F::kCtas)
   int slot = 0, parity = 0, turn = 0;
   bool finite = true;
   for (int tile = blockIdx.x; tile < groups; tile += gridDim.x, turn ^= 1) {
-    const TilePlace at(p, tile, F::kTokens);
+    const TilePlace at = place_of<F>(p, tile, groups);
     const int begin = at.first + group * kTile;  // of the group's queries
     const int low = begin + row + lane / 4;      // this lane's queries: low, low + 8
     const Interval sorted[2] = {plan.seen(List::kSorted, low), plan.seen(List::kSorted, low + 8)};
@@ -243,7 +250,7 @@ __global__ void __launch_bounds__(F::kAllThreads, F::kCtas)
   if (__all_sync(0xFFFFFFFFu, finite)) return;
   __syncwarp();  // what other lanes stored is read here
   for (int tile = blockIdx.x; tile < groups; tile += gridDim.x) {
-    const TilePlace at(p, tile, F::kTokens);
+    const TilePlace at = place_of<F>(p, tile, groups);
     redo_stored_rows<T>(p, at.batch, at.head, at.first + group * kTile + row, lane);
   }
 }

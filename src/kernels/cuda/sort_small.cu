@@ -23,10 +23,10 @@ void for_size(const AttentionCall& call, F f) {
 }  // namespace
 
 void launch_sort_small(const AttentionCall& call, Stream stream) {
-  const int heads = call.batch * call.heads * 2;
+  const int heads = call.batch * call.heads;
   for_size(call, [&]<class T, int kN>() {
     constexpr int kColumns = kSmallColumns<T, kN>;
-    const int tiles = (call.block * call.width + kColumns - 1) / kColumns;
+    const int tiles = 2 * ((call.block * call.width + kColumns - 1) / kColumns);
     const int shares = even_shares(heads, tiles, 132 * kSmallSortCtas<T>);
     launch("sort_small", sort_small_kernel<T, kN>, dim3(shares, heads), 128,
            sort_small_shared<T, kN>(), stream, call);

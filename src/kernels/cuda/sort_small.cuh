@@ -81,7 +81,7 @@ constexpr int kSmallUndoCtas = sizeof(T) == 4 ? 2
                                : kN == 64     ? 3
                                               : 4;
 
-// Grid: shares of the columns, heads * 2 sides.
+// Grid: shares of the columns of keys and values, heads: R is read once for both.
 template <class T, int kN>
 __global__ void __launch_bounds__(128, kSmallSortCtas<T>)
     sort_small_kernel(const __grid_constant__ AttentionCall p) {
@@ -92,23 +92,23 @@ __global__ void __launch_bounds__(128, kSmallSortCtas<T>)
   T* const tiles = reinterpret_cast<T*>(shared);  // [stage]
   T* const a_tile = tiles + kSortStages * kN * kPitch;
 
-  const SortHead<T> h(p, blockIdx.y / 2);
-  const int side = blockIdx.y % 2, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const SortHead<T> h(p, blockIdx.y);
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int row = kN == 64 ? warp % 2 * 32 : 0;
   const int column = (kN == 64 ? warp / 2 : warp) * kTiles8 * 8;
   const int columns = h.columns();
-  const Tokens& view = side == 0 ? p.key : p.value;
-  const T* const x = head_of<const T>(view, p.sequences, h.batch, h.key_head);
-  T* const out =
-      static_cast<T*>(side == 0 ? p.sorted_key : p.sorted_value) + h.flat_head * p.rows * columns;
   const PieceWalk<T, kColumns> walk;
-
-  const int all = (columns + kColumns - 1) / kColumns, share = (all + gridDim.x - 1) / gridDim.x;
-  const int first = blockIdx.x * share, steps = min(all, first + share) - first;
+  const int column_tiles = (columns + kColumns - 1) / kColumns, all = 2 * column_tiles;
+  const int share = (all + gridDim.x - 1) / gridDim.x, first = blockIdx.x * share;
+  const int steps = min(all, first + share) - first;
   if (steps <= 0) return;
   const auto load = [&](int step) {
     if (step < steps) {
-      const ColumnPlace place(p, (first + step) * kColumns + walk.column);
+      const bool keys = first + step < column_tiles;
+      const ColumnPlace place(p,
+                              (first + step - (keys ? 0 : column_tiles)) * kColumns + walk.column);
+      const Tokens& view = keys ? p.key : p.value;
+      const T* const x = head_of<const T>(view, p.sequences, h.batch, h.key_head);
       T* const tile = tiles + step % kSortStages * kN * kPitch + walk.column;
       const T* const from = x + place.offset * view.token + place.d;
       const int64_t block_stride = p.block * view.token;
@@ -151,7 +151,8 @@ __global__ void __launch_bounds__(128, kSmallSortCtas<T>)
       }
     }
     __syncthreads();
-    const int c0 = (first + step) * kColumns;
+    const int side = first + step < column_tiles ? 0 : 1;
+    const int c0 = (first + step - side * column_tiles) * kColumns;
 #pragma unroll
     for (int m = 0; m < kM; ++m) {
 #pragma unroll
@@ -174,11 +175,13 @@ __global__ void __launch_bounds__(128, kSmallSortCtas<T>)
     }
     __syncthreads();
     if (c0 + walk.column < columns) {
+      T* const out = static_cast<T*>(side == 0 ? p.sorted_key : p.sorted_value) +
+                     h.flat_head * p.rows * columns + c0 + walk.column;
 #pragma unroll
       for (int r = 0; r < kN; r += walk.kRowsApart) {
         const int i = walk.row + r;
         if (i < p.rows) {
-          *reinterpret_cast<uint4*>(out + static_cast<int64_t>(i) * columns + c0 + walk.column) =
+          *reinterpret_cast<uint4*>(out + static_cast<int64_t>(i) * columns) =
               *reinterpret_cast<const uint4*>(tile + i * kPitch + walk.column);
         }
       }
@@ -193,7 +196,8 @@ constexpr int undo_small_shared() {
          static_cast<int>(sizeof(T));
 }
 
-// Grid: shares of the columns, heads. partial [shares, B, H, rows, N].
+// Grid: shares of the columns, heads, from the last to the first: what attention wrote last is
+// still in the second-level cache. partial [shares, B, H, rows, N].
 template <class T, int kN>
 __global__ void __launch_bounds__(128, kSmallUndoCtas<T, kN>)
     undo_small_kernel(const __grid_constant__ AttentionCall p, float* partial) {
@@ -206,7 +210,7 @@ __global__ void __launch_bounds__(128, kSmallUndoCtas<T, kN>)
   T* const tiles = reinterpret_cast<T*>(shared);  // [stage][dx', x, dx]
   T* const a_tile = tiles + kUndoStages * 3 * kSize;
 
-  const SortHead<T> h(p, blockIdx.y);
+  const SortHead<T> h(p, gridDim.y - 1 - blockIdx.y);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int row = kApart ? 0 : warp % 2 * 32;  // of both results
   const int column = (kApart ? warp : warp / 2) * kTiles8 * 8,

@@ -183,7 +183,7 @@ __global__ void __launch_bounds__(kTinyThreads, kTinyUndoCtas<kN>)
   constexpr int kSharers = kCount < 32 ? 32 / kCount : 1;  // lanes that end with the same
   __shared__ TinyMatrix<kN> matrix;
   __shared__ float sums[kWarps][kCount];
-  const SortHead<T> h(p, blockIdx.y / 2);
+  const SortHead<T> h(p, (gridDim.y - 1 - blockIdx.y) / 2);  // from the last, as undo_small
   const bool keys = blockIdx.y % 2 == 0;
   matrix.template load<T, true>(h);
   const TinySide<T> side(h, keys);
