@@ -105,8 +105,8 @@ at::Tensor LayerNorm::forward(Residual& x, const Context& context) {
   constexpr double kEpsilon = 1e-6;
   const ops::NormOptions options{kEpsilon, x.dropout,
                                  context.compute.value_or(weight.scalar_type())};
-  if (!x.part.defined()) return ops::norm(x.sum, weight, bias, options);
-  auto [sum, normed] = ops::add_norm(x.sum, x.part, weight, bias, options);
+  auto [sum, normed] = x.part.defined() ? ops::add_norm(x.sum, x.part, weight, bias, options)
+                                        : ops::carry_norm(x.sum, weight, bias, options);
   x = {sum};
   return normed;
 }

@@ -65,6 +65,9 @@ TORCH_LIBRARY(sinkhorn, m) {
       "add_norm(Tensor x, Tensor part, Tensor weight, Tensor bias, float epsilon, float dropout_p, "
       "ScalarType dtype) -> (Tensor, Tensor)",
       draws);
+  m.def(
+      "carry_norm(Tensor(a) x, Tensor weight, Tensor bias, float epsilon, ScalarType dtype) "
+      "-> (Tensor(a) x, Tensor normed)");
   m.def("norm(Tensor x, Tensor weight, Tensor bias, float epsilon, ScalarType dtype) -> Tensor");
   m.def("residual(Tensor x, Tensor part, float dropout_p) -> Tensor", draws);
   m.def(
@@ -94,8 +97,7 @@ TORCH_LIBRARY(sinkhorn, m) {
   m.def(
       "block_logits_fwd(Tensor pooled, Tensor weight, Tensor bias, int heads, Tensor? draws) "
       "-> Tensor");
-  m.def(
-      "block_logits_bwd(Tensor grad, Tensor pooled, Tensor weight) -> (Tensor, Tensor, Tensor)");
+  m.def("block_logits_bwd(Tensor grad, Tensor pooled, Tensor weight) -> (Tensor, Tensor, Tensor)");
   m.def("add_gumbel(Tensor logits, Tensor draws) -> Tensor");
   m.def("add_gumbel_fwd(Tensor logits, Tensor draws) -> Tensor");
 

@@ -38,30 +38,37 @@ def _norm_values(function: Callable[..., tuple[Tensor, ...]], inputs: Values) ->
 
 
 def _eager_norm(x, weight, bias, part=None, dtype=torch.float64):
-    total = x if part is None else x + part
-    y = F.layer_norm(total, weight.shape, weight, bias, EPSILON).to(dtype)
-    return (y,) if part is None else (total, y)
+    total = x + (0 if part is None else part)
+    return total, F.layer_norm(total, weight.shape, weight, bias, EPSILON).to(dtype)
 
 
-def norm_values(device: str, dtype: torch.dtype, rows: int, width: int, with_part: bool) -> None:
+def norm_values(device: str, dtype: torch.dtype, rows: int, width: int, form: str) -> None:
+    """form: "part", "carried" (without a part) or "alone" (the norm is all that comes back)."""
     tensors = {"x": 1 + 2 * randn(rows, width, seed=1, dtype=torch.float32, device=device),
                "weight": 1 + 0.3 * randn(width, seed=3, dtype=torch.float32, device=device),
                "bias": randn(width, seed=4, dtype=torch.float32, device=device)}
-    if with_part:
+    if form == "part":
         tensors["part"] = randn(rows, width, seed=2, dtype=dtype, device=device)
 
     def fused(x, weight, bias, part=None):
-        if part is None:
+        if form == "alone":
             return (ops.norm(x, weight, bias, EPSILON, dtype),)
+        if form == "carried":
+            return ops.carry_norm(x, weight, bias, EPSILON, dtype)
         return ops.add_norm(x, part, weight, bias, EPSILON, 0.0, dtype)
 
+    def exact(**inputs):
+        outputs = _eager_norm(**inputs)
+        return outputs[1:] if form == "alone" else outputs
+
     def eager(**inputs):
-        return _eager_norm(**inputs, dtype=dtype)
+        outputs = _eager_norm(**inputs, dtype=dtype)
+        return outputs[1:] if form == "alone" else outputs
 
     found = _norm_values(fused, leaves(tensors))
     compare(found, _norm_values(eager, leaves(tensors)),
-            _norm_values(_eager_norm, leaves(tensors, torch.float64)),
-            f"norm {dtype} [{rows}, {width}] part {with_part}")
+            _norm_values(exact, leaves(tensors, torch.float64)),
+            f"norm {dtype} [{rows}, {width}] {form}")
     again = _norm_values(fused, leaves(tensors))
     assert all(torch.equal(found[k], again[k]) for k in found), "repeated"
 
@@ -69,8 +76,8 @@ def norm_values(device: str, dtype: torch.dtype, rows: int, width: int, with_par
 def norms(device: str) -> None:
     for dtype in TYPES:
         for rows, width in NORM_SHAPES:
-            for with_part in (False, True):
-                norm_values(device, dtype, rows, width, with_part)
+            for form in ("alone", "carried", "part"):
+                norm_values(device, dtype, rows, width, form)
 
 
 def norm_of_any_strides(device: str) -> None:

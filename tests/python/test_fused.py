@@ -33,6 +33,8 @@ def test_gradients_match_finite_differences(device):
     assert torch.autograd.gradcheck(
         lambda *t: ops.add_norm(*t, 1e-6, 0.0, wide), (x, part, weight, bias))
     assert torch.autograd.gradcheck(lambda *t: ops.norm(*t, 1e-6, wide), (x, weight, bias))
+    assert torch.autograd.gradcheck(
+        lambda *t: ops.carry_norm(*t, 1e-6, wide), (x, weight, bias))
     assert torch.autograd.gradcheck(lambda *t: ops.residual(*t, 0.0), (x, part))
     matrix, shift = randn(4, 6, seed=7, device=device), randn(4, seed=8, device=device)
     for relu in (False, True):

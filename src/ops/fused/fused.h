@@ -25,9 +25,10 @@ struct NormOptions {
 std::tuple<at::Tensor, at::Tensor> add_norm(const at::Tensor& x, const at::Tensor& part,
                                             const at::Tensor& weight, const at::Tensor& bias,
                                             const NormOptions& options);
-// The same without a part.
-at::Tensor norm(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
-                const NormOptions& options);
+// The same without a part: x as it is, and its norm. Read the x that comes back where it serves
+// again: what reaches it is then added to the norm's own gradient in passing.
+std::tuple<at::Tensor, at::Tensor> carry_norm(const at::Tensor& x, const at::Tensor& weight,
+                                              const at::Tensor& bias, const NormOptions& options);
 // x + dropout(part)
 at::Tensor residual(const at::Tensor& x, const at::Tensor& part, double dropout_p);
 
@@ -43,9 +44,9 @@ struct LinearOptions {
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight,
                   const std::optional<at::Tensor>& bias, const LinearOptions& options);
 
-// The logits of a linear sort network: pooled weight' + bias with the heads apart, [B, H, N, N], and
-// with draws [B, H, N, N] their Gumbel noise. pooled [B, N, E]; weight [H * M, E] and bias [H * M],
-// of whose M columns a head the first N are read.
+// The logits of a linear sort network: pooled weight' + bias with the heads apart, [B, H, N, N],
+// and with draws [B, H, N, N] their Gumbel noise. pooled [B, N, E]; weight [H * M, E] and bias [H *
+// M], of whose M columns a head the first N are read.
 at::Tensor block_logits(const at::Tensor& pooled, const at::Tensor& weight, const at::Tensor& bias,
                         int64_t heads, const std::optional<at::Tensor>& draws);
 // logits + Gumbel noise, -log of draws of the standard exponential distribution; finite: a draw of

@@ -182,7 +182,7 @@ NormGradients call_bwd(const OptionalTensor& grad_sum, const OptionalTensor& gra
   return op.call(grad_sum, grad_normed, sum, weight, mean, rstd, rng, dropout_p, part_type);
 }
 
-// Outputs: sum and normed with a part, normed alone without one.
+// Outputs: sum and normed; without a part the sum is x itself.
 class AddNormFunction : public torch::autograd::Function<AddNormFunction> {
  public:
   static variable_list forward(AutogradContext* context, const Tensor& x,
@@ -195,8 +195,7 @@ class AddNormFunction : public torch::autograd::Function<AddNormFunction> {
     context->saved_data["dropout_p"] = part.has_value() ? dropout_p : 0.0;
     context->saved_data["type"] = static_cast<int64_t>(type);
     context->saved_data["has_part"] = part.has_value();
-    if (!part.has_value()) return {normed};
-    return {sum, normed};
+    return {part.has_value() ? sum : x, normed};
   }
   static variable_list backward(AutogradContext* context, variable_list grads) {
     const auto saved = context->get_saved_variables();
@@ -205,13 +204,12 @@ class AddNormFunction : public torch::autograd::Function<AddNormFunction> {
     const bool has_part = context->saved_data["has_part"].toBool();
     const OptionalType part_type = has_part ? OptionalType(type) : std::nullopt;
     const Tensor& sum = saved[0];
-    Tensor grad_normed = grads.back();
+    Tensor grad_normed = grads[1];
     if (!grad_normed.defined()) {
       grad_normed = at::zeros(sum.sizes(), sum.options().dtype(type));
     }
-    auto [x, part, weight, bias] =
-        call_bwd(has_part ? or_none(grads[0]) : std::nullopt, grad_normed, sum, saved[1], saved[2],
-                 saved[3], saved[4], dropout_p, part_type);
+    auto [x, part, weight, bias] = call_bwd(or_none(grads[0]), grad_normed, sum, saved[1], saved[2],
+                                            saved[3], saved[4], dropout_p, part_type);
     variable_list result(7);
     result[0] = x;
     if (has_part) result[1] = shares_gradient(sum, dropout_p, part_type) ? x : part;
@@ -261,16 +259,23 @@ std::tuple<Tensor, Tensor> add_norm_op(const Tensor& x, const Tensor& part, cons
   return {outputs[0], outputs[1]};
 }
 
-Tensor norm_op(const Tensor& x, const Tensor& weight, const Tensor& bias, double epsilon,
-               at::ScalarType type) {
+std::tuple<Tensor, Tensor> carry_norm_op(const Tensor& x, const Tensor& weight, const Tensor& bias,
+                                         double epsilon, at::ScalarType type) {
   check_norm(x, std::nullopt, weight, bias, 0.0);
   if (!covered(x, type, type)) {
-    return at::layer_norm(x, weight.sizes(), weight, bias, epsilon).to(type);
+    return {x, at::layer_norm(x, weight.sizes(), weight, bias, epsilon).to(type)};
   }
   if (!torch::autograd::compute_requires_grad(x, weight, bias)) {
-    return std::get<1>(call_fwd(x, std::nullopt, weight, bias, epsilon, 0.0, type));
+    return {x, std::get<1>(call_fwd(x, std::nullopt, weight, bias, epsilon, 0.0, type))};
   }
-  return AddNormFunction::apply(x, OptionalTensor(), weight, bias, epsilon, 0.0, type)[0];
+  const auto outputs =
+      AddNormFunction::apply(x, OptionalTensor(), weight, bias, epsilon, 0.0, type);
+  return {outputs[0], outputs[1]};
+}
+
+Tensor norm_op(const Tensor& x, const Tensor& weight, const Tensor& bias, double epsilon,
+               at::ScalarType type) {
+  return std::get<1>(carry_norm_op(x, weight, bias, epsilon, type));
 }
 
 Tensor residual_op(const Tensor& x, const Tensor& part, double dropout_p) {
@@ -293,8 +298,9 @@ std::tuple<Tensor, Tensor> add_norm(const Tensor& x, const Tensor& part, const T
   return op.call(x, part, weight, bias, o.epsilon, o.dropout_p, o.type);
 }
 
-Tensor norm(const Tensor& x, const Tensor& weight, const Tensor& bias, const NormOptions& o) {
-  static const auto op = find_op<decltype(norm_op)>("norm");
+std::tuple<Tensor, Tensor> carry_norm(const Tensor& x, const Tensor& weight, const Tensor& bias,
+                                      const NormOptions& o) {
+  static const auto op = find_op<decltype(carry_norm_op)>("carry_norm");
   return op.call(x, weight, bias, o.epsilon, o.type);
 }
 
@@ -305,6 +311,7 @@ Tensor residual(const Tensor& x, const Tensor& part, double dropout_p) {
 
 TORCH_LIBRARY_IMPL(sinkhorn, CompositeImplicitAutograd, m) {
   m.impl("add_norm", add_norm_op);
+  m.impl("carry_norm", carry_norm_op);
   m.impl("norm", norm_op);
   m.impl("residual", residual_op);
 }
