@@ -1,7 +1,6 @@
 #include "sinkhorn/nn/layers.h"
 
 #include <ATen/Context.h>
-#include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
@@ -16,6 +15,7 @@
 #include <cmath>
 
 #include "ops/fused/fused.h"
+#include "ops/fused/update.h"
 
 namespace sinkhorn::nn {
 
@@ -48,7 +48,7 @@ CopyScope::CopyScope(torch::nn::Module& root) {
     }
   }
   if (memory_.empty()) return;
-  at::_foreach_copy_(memory_, from);
+  ops::copy_all(memory_, from);
   for (ParameterCopy* copy : copies_) copy->fresh_ = true;
 }
 
