@@ -48,8 +48,8 @@ SelfState::SelfState(nn::SinkhornAttention& attention, const StateSize& size)
 
 bool SelfState::depends_on_end(bool begins) const {
   const std::string& kind = attention_.config().kind;
-  return kind == "full" || kind == "mixture" || kind == "sparse" ||
-         (begins && sort_.has_value() && !by_kernels_);
+  if (kind == "sparse") return true;
+  return !by_kernels_ && (kind == "full" || kind == "mixture" || (begins && sort_.has_value()));
 }
 
 std::vector<at::Tensor> SelfState::tensors(int64_t end) const {
@@ -109,6 +109,11 @@ at::Tensor SelfState::attend(const at::Tensor& query, const Step& step) const {
 }
 
 at::Tensor SelfState::attend_past(const at::Tensor& query, const Step& step) const {
+  if (by_kernels_) {
+    ops::DecodeLayer layer = decode_layer(cache_, nullptr, step.places, rules_);
+    layer.past = true;
+    return ops::decode_attend(layer, query.squeeze(2)).unsqueeze(2);
+  }
   const at::Tensor tokens = at::arange(step.end, step.places.options());
   return attend_visible(query, cache_, tokens <= step.places.unsqueeze(1));
 }

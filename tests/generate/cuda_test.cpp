@@ -19,14 +19,24 @@ struct Precision {
   at::ScalarType parameters = at::kFloat;
   std::optional<at::ScalarType> compute{};
   double ratio = 3.0, floor = 2e-6;  // of the full pass's error, of the largest logit
+  bool half_matrices = false;        // as a bf16 export keeps them
 };
 const Precision kDouble{at::kDouble, {}, 0.0, 1e-11};
 const Precision kSingle{};
 const Precision kHalf{at::kFloat, at::kBFloat16, 2.0, 2e-3};
 
 template <class M>
-std::shared_ptr<M> on_gpu(M& exact, const Precision& precision) {
+std::shared_ptr<M> in_precision(M& exact, const Precision& precision) {
   const auto model = in_type(exact, precision.parameters);
+  for (at::Tensor& p : model->parameters()) {
+    if (precision.half_matrices && p.dim() >= 2) p.set_data(p.to(at::kBFloat16));
+  }
+  return model;
+}
+
+template <class M>
+std::shared_ptr<M> on_gpu(M& exact, const Precision& precision) {
+  const auto model = in_precision(exact, precision);
   model->to(at::kCUDA);
   return model;
 }
@@ -37,7 +47,7 @@ double full_error(LanguageModel& exact, const Precision& precision, const at::Te
   if (precision.ratio == 0.0) return 0.0;
   nn::Context context;
   context.compute = precision.compute;
-  return rms(full_logits(*in_type(exact, precision.parameters), ids, context) - truth);
+  return rms(full_logits(*in_precision(exact, precision), ids, context) - truth);
 }
 
 // Logits of tokens prompt - 1 .. L - 1, copied: a replay overwrites the last ones.
@@ -50,15 +60,16 @@ at::Tensor decoded(Decoder& decoder, const at::Tensor& ids, int64_t prompt) {
 }
 
 void expect_decoding(const models::ModelConfig& config, const Precision& precision,
-                     int64_t length = kLength) {
-  const auto exact = filled_model<LanguageModel>(config);
+                     int64_t length = kLength, const std::vector<int64_t>& prompts = {1, 6}) {
+  auto exact = filled_model<LanguageModel>(config);
+  if (precision.half_matrices) exact = in_type(*in_precision(*exact, precision), at::kDouble);
   const at::Tensor ids = random_ids(2, length, 3), truth = full_logits(*exact, ids);
   const double allowed = precision.ratio * full_error(*exact, precision, ids, truth) +
                          precision.floor * truth.abs().max().item<double>();
   for (const bool graph : {false, true}) {
     Decoder decoder(on_gpu(*exact, precision),
                     {.batch = 2, .capacity = length, .compute = precision.compute, .graph = graph});
-    for (const int64_t prompt : graph ? std::vector<int64_t>{1, 6} : std::vector<int64_t>{6}) {
+    for (const int64_t prompt : graph ? prompts : std::vector<int64_t>{prompts.back()}) {
       const at::Tensor error = decoded(decoder, ids, prompt) - truth.slice(1, prompt - 1);
       EXPECT_LE(rms(error), allowed) << (graph ? "graph" : "no graph") << ", prompt " << prompt;
     }
@@ -122,6 +133,20 @@ TEST_F(OddSizesOnCuda, LongPast) {
     SCOPED_TRACE("block " + std::to_string(block));
     expect_decoding(config, kSingle, 300);
     expect_decoding(config, kHalf, 300);
+  }
+}
+
+// A past that several CTAs share, and one so short that most of them have none of it.
+TEST_F(OddSizesOnCuda, FullPast) {
+  constexpr int64_t kPast = 530;
+  for (const int64_t width : {3, 20, 64, 128, 200}) {
+    models::ModelConfig config = small_config({}, {.kind = "full"});
+    config.heads = 2;
+    config.width = 2 * width;
+    config.max_length = kPast;
+    SCOPED_TRACE("width " + std::to_string(width));
+    expect_decoding(config, kSingle, kPast, {1, 500});
+    expect_decoding(config, kHalf, kPast, {1, 500});
   }
 }
 
@@ -201,19 +226,34 @@ class SlotsOnCuda : public OnCuda {
 TEST_P(SlotsOnCuda, Float64) { expect_slots(kDouble, 1e-11); }
 TEST_P(SlotsOnCuda, Float32) { expect_slots(kSingle, 1e-4); }
 
-INSTANTIATE_TEST_SUITE_P(
-    Some, SlotsOnCuda,
-    ::testing::Values(
-        NamedAttention{"prefix", {}},
-        NamedAttention{"windowed", nn::attention_preset("windowed", true)},
-        NamedAttention{
-            "inclusive",
-            {.sort_net = "bilinear", .pooling = "sum", .causal = "inclusive", .columns = "prior"}},
-        NamedAttention{"paper", nn::attention_preset("paper", true)},
-        NamedAttention{"mixture_tied", {.kind = "mixture", .window = 1, .tie_kv = true}},
-        NamedAttention{"sparse", {.kind = "sparse"}}, NamedAttention{"full", {.kind = "full"}},
-        NamedAttention{"window", {.kind = "window"}}),
-    test_name);
+std::vector<NamedAttention> some_kinds() {
+  return {{"prefix", {}},
+          {"windowed", nn::attention_preset("windowed", true)},
+          {"inclusive",
+           {.sort_net = "bilinear", .pooling = "sum", .causal = "inclusive", .columns = "prior"}},
+          {"paper", nn::attention_preset("paper", true)},
+          {"mixture_tied", {.kind = "mixture", .window = 1, .tie_kv = true}},
+          {"sparse", {.kind = "sparse"}},
+          {"full", {.kind = "full"}},
+          {"window", {.kind = "window"}}};
+}
+
+INSTANTIATE_TEST_SUITE_P(Some, SlotsOnCuda, ::testing::ValuesIn(some_kinds()), test_name);
+
+class WeightsOnCuda : public OnCuda {};
+
+// As an export keeps them: matrices in bfloat16, norms and biases in float32.
+TEST_P(WeightsOnCuda, Bfloat16) {
+  Precision weights = kHalf;
+  weights.half_matrices = true;
+  expect_decoding(small_config({}, GetParam().second), weights);
+  weights = kSingle;
+  weights.compute = at::kFloat;
+  weights.half_matrices = true;
+  expect_decoding(small_config({}, GetParam().second), weights);
+}
+
+INSTANTIATE_TEST_SUITE_P(Some, WeightsOnCuda, ::testing::ValuesIn(some_kinds()), test_name);
 
 // A longer source moves what the graphs read.
 TEST_F(OddSizesOnCuda, SourcesOfOtherLengths) {

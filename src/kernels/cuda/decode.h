@@ -1,5 +1,6 @@
 // One more token in every slot of a decoder, on CUDA: keeping what it brings, making the sorted
-// block of the slots in which it begins one, and attending to (2 + window) * b positions at most.
+// block of the slots in which it begins one, and attending to (2 + window) * b positions at most
+// (full attention: to the whole past).
 //
 // What differs from slot to slot is read on the device (`places`, `active`), so that a launch is
 // the same for every length and may stand in a captured graph.
@@ -79,10 +80,15 @@ void launch_decode_sort(const DecodeSortParams& params, Stream stream);
 // One softmax over the sorted block and the tokens of the window up to the query.
 struct DecodeAttendParams {
   DecodeState state;
-  HeadVectors query;    // [B, H, D]
-  void* out = nullptr;  // [B, H, D]
+  HeadVectors query;         // [B, H, D]
+  void* out = nullptr;       // [B, H, D]
+  bool past = false;         // full attention: the query sees every token up to its own
+  int splits = 1;            // CTAs that share a slot and head
+  float* partial = nullptr;  // [B, H, splits, D + 2] numbers; null where nothing is shared
 };
 bool covers_decode(Type type, int64_t width);
+// How many CTAs a slot and head is worth whose past is up to so many tokens.
+int decode_attend_splits(const DecodeState& state, int64_t tokens);
 void launch_decode_attend(const DecodeAttendParams& params, Stream stream);
 
 }  // namespace sinkhorn::cuda

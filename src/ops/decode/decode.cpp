@@ -124,6 +124,14 @@ Tensor decode_attend(const DecodeLayer& layer, const Tensor& query) {
   p.state = state_of(layer);
   p.query = vectors_of(query);
   p.out = out.data_ptr();
+  p.past = layer.past;
+  if (p.past) p.splits = cuda::decode_attend_splits(p.state, layer.key.size(2));
+  Tensor partial;
+  if (p.splits > 1) {
+    partial = at::empty({p.state.batch, p.state.heads, p.splits, p.state.width + 2},
+                        query.options().dtype(at::kFloat));
+    p.partial = partial.data_ptr<float>();
+  }
   cuda::launch_decode_attend(p, current_stream(query));
   return out;
 }

@@ -14,6 +14,7 @@ struct DecodeLayer {
   Tensor live, own_share;           // [B, H] bool; [B, H] float32, under inclusive
   int64_t block = 0, window = 0;
   bool inclusive = false;
+  bool past = false;  // full attention: a query sees every token up to its own
 };
 
 // Whether the kernels serve caches like this one, [B, H, C, D].
@@ -47,7 +48,8 @@ struct DecodeRows {
 // In the slots that begin a block: its row of R, the sums with it, and the sorted block.
 void decode_sort(const DecodeLayer& layer, const DecodeRows& rows);
 
-// One softmax over the sorted block and the local tokens: query [B, H, D] -> [B, H, D].
+// One softmax over the sorted block and the local tokens, or over the whole past: query [B, H, D]
+// -> [B, H, D].
 Tensor decode_attend(const DecodeLayer& layer, const Tensor& query);
 
 }  // namespace sinkhorn::ops
