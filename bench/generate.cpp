@@ -1,5 +1,7 @@
 // Decoding: tokens a second beside the same model with full attention and a cache of keys and
-// values, and beside recomputing everything for each token.
+// values, and beside recomputing everything for each token. Full attention is measured with every
+// attention there is for one query, our own kernel and those of Torch; "best" marks the one that
+// counts.
 //
 //   bench_generate [--contexts 1024,4096,16384,65536] [--batches 1,64] [--tokens 640]
 //                  [--seconds 2] [--device cuda] [--model base] [--note TEXT] [--out FILE]
@@ -17,21 +19,28 @@
 #include <chrono>
 #include <cstdio>
 #include <fstream>
+#include <functional>
 #include <iostream>
-#include <map>
 #include <sstream>
 
+#include "sdpa_decoder.h"
 #include "sinkhorn/error.h"
 
 namespace sinkhorn {
 namespace {
 
+using bench::Sdpa;
+using bench::SdpaDecoder;
 using generate::Decoder;
 using models::LanguageModel;
 using Clock = std::chrono::steady_clock;
+using Step = std::function<at::Tensor(const at::Tensor&)>;  // ids [B] -> logits [B, V]
 
 constexpr int64_t kVocab = 32000;
 constexpr int64_t kCheckedPrompt = 300, kCheckedTokens = 200;
+// Steps before any is timed: both kinds run, are captured and replayed.
+constexpr int64_t kWarmUp = 4 * 64;
+constexpr int64_t kTokensTogether = 1 << 20;  // that are recomputed in one pass: memory
 
 struct Options {
   std::vector<int64_t> contexts{1024, 4096, 16384, 65536}, batches{1, 64};
@@ -45,6 +54,7 @@ struct Row {
   int64_t context = 0, batch = 0;
   std::vector<double> seconds;  // of each step, sorted
   double state_bytes = 0;       // a token
+  bool best = false;            // of several ways to the same
 
   double at(double quantile) const {
     const auto last = static_cast<double>(seconds.size() - 1);
@@ -122,32 +132,42 @@ double distance(const at::Tensor& a, const at::Tensor& b) {
   return (a.to(at::kDouble) - b.to(at::kDouble)).square().mean().sqrt().item<double>();
 }
 
-// Cached bf16 may be twice as far from the float32 pass as the full bf16 pass is.
-void check(const std::shared_ptr<LanguageModel>& model, const std::string& side) {
-  const at::Device device = model->parameters()[0].device();
-  const at::Tensor ids = random_ids(2, kCheckedPrompt + kCheckedTokens);
-  Decoder decoder(model, {.batch = 2, .capacity = ids.size(1), .compute = at::kBFloat16});
-  decoder.prefill(ids.slice(1, 0, kCheckedPrompt));
+at::Tensor checked_ids() { return random_ids(2, kCheckedPrompt + kCheckedTokens); }
+
+// Cached bf16 may be twice as far from the float32 pass as the full bf16 pass is. The decoder knows
+// the first tokens of ids already.
+void check(LanguageModel& model, const std::string& side, const at::Tensor& ids, int64_t known,
+           const Step& step) {
+  const at::Device device = model.parameters()[0].device();
   double cached = 0, full = 0;
-  for (int64_t t = kCheckedPrompt; t < ids.size(1); ++t) {
-    const at::Tensor logits = decoder.step(ids.select(1, t));
-    if (t % 64 > 2 && t % 7 != 0) continue;  // blocks' first tokens, and some others
+  for (int64_t t = known; t < ids.size(1); ++t) {
+    const at::Tensor logits = step(ids.select(1, t));
+    // blocks' first tokens, and some others
+    if (t < kCheckedPrompt || (t % 64 > 2 && t % 7 != 0)) continue;
     const at::Tensor past = ids.slice(1, 0, t + 1).to(device);
-    const at::Tensor exact = recompute(*model, past, at::kFloat);
+    const at::Tensor exact = recompute(model, past, at::kFloat);
     cached += distance(logits, exact);
-    full += distance(recompute(*model, past, at::kBFloat16), exact);
+    full += distance(recompute(model, past, at::kBFloat16), exact);
   }
   if (cached <= 2.0 * full) return;
   throw Error("bench_generate: " + side + ": cached decoding is " + std::to_string(cached / full) +
               " times as far from float32 as the full pass in bf16; nothing was timed");
 }
 
+void check_decoder(const std::shared_ptr<LanguageModel>& model, const std::string& side) {
+  const at::Tensor ids = checked_ids();
+  Decoder decoder(model, {.batch = 2, .capacity = ids.size(1), .compute = at::kBFloat16});
+  decoder.prefill(ids.slice(1, 0, kCheckedPrompt));
+  check(*model, side, ids, kCheckedPrompt, [&](const at::Tensor& t) { return decoder.step(t); });
+}
+
 class Timer {
  public:
-  explicit Timer(const Options& o) : options_(o), begin_(Clock::now()) {}
+  explicit Timer(const Options& o, size_t least = 8)
+      : options_(o), least_(least), begin_(Clock::now()) {}
   bool goes_on() const {
     return static_cast<int64_t>(all_.size()) < options_.tokens &&
-           (all_.size() < 8 || since(begin_) < options_.seconds);
+           (all_.size() < least_ || since(begin_) < options_.seconds);
   }
   template <class F>
   void time(const F& f) {
@@ -165,6 +185,7 @@ class Timer {
     return std::chrono::duration<double>(Clock::now() - start).count();
   }
   const Options& options_;
+  size_t least_;  // steps, however long they take
   Clock::time_point begin_;
   std::vector<double> all_;
 };
@@ -184,58 +205,144 @@ at::Tensor begin(Decoder& decoder, int64_t context) {
   return next;
 }
 
-Row cached(const Options& o, const std::shared_ptr<LanguageModel>& model, int64_t context,
-           int64_t batch, const std::string& side) {
-  // Both kinds of step run, are captured and replayed before anything is timed.
-  constexpr int64_t kWarmUp = 4 * 64;
-  const int64_t capacity = context + kWarmUp + o.tokens + 1;
-  Decoder decoder(model, {.batch = batch, .capacity = capacity, .compute = at::kBFloat16});
-  at::Tensor next = begin(decoder, context);
+// The seconds of each step, sorted, from the tokens `next` on.
+std::vector<double> step_seconds(const Options& o, at::Tensor next, const Step& step) {
+  const auto token = [&] { next = chosen(step(next)); };
   Timer warm_up(o);
-  for (int64_t t = 0; t < kWarmUp && warm_up.goes_on(); ++t) {
-    warm_up.time([&] { next = chosen(decoder.step(next)); });
-  }
+  for (int64_t t = 0; t < kWarmUp && warm_up.goes_on(); ++t) warm_up.time(token);
   Timer timer(o);
-  while (timer.goes_on()) timer.time([&] { next = chosen(decoder.step(next)); });
-  const auto slots = static_cast<double>(batch * decoder.capacity());
-  return {side, context, batch, timer.sorted(), static_cast<double>(decoder.state_bytes()) / slots};
+  while (timer.goes_on()) timer.time(token);
+  return timer.sorted();
 }
 
-Row recomputed(const Options& o, const std::shared_ptr<LanguageModel>& model, int64_t context) {
-  const at::Tensor ids = random_ids(1, context).to(at::Device(o.device));
-  const auto token = [&] { chosen(recompute(*model, ids, at::kBFloat16)); };
+// A multiple of 64, as caches of blocks have it: memory serves one side after the other.
+int64_t capacity_for(const Options& o, int64_t context) {
+  return (context + kWarmUp + o.tokens + 64) / 64 * 64;
+}
+
+template <class D>
+double bytes_a_token(const D& decoder) {
+  return static_cast<double>(decoder.state_bytes()) /
+         static_cast<double>(decoder.batch() * decoder.capacity());
+}
+
+Row cached(const Options& o, const std::shared_ptr<LanguageModel>& model, int64_t context,
+           int64_t batch, const std::string& side) {
+  Decoder decoder(model,
+                  {.batch = batch, .capacity = capacity_for(o, context), .compute = at::kBFloat16});
+  const at::Tensor next = begin(decoder, context);
+  return {side, context, batch,
+          step_seconds(o, next, [&](const at::Tensor& ids) { return decoder.step(ids); }),
+          bytes_a_token(decoder)};
+}
+
+// Torch's attention on a cache, by one of its backends.
+struct Peer {
+  std::string side;
+  Sdpa backend;
+};
+
+std::vector<Peer> all_peers(const Options& o) {
+  if (!at::Device(o.device).is_cuda()) return {{"full, SDPA", Sdpa::kAny}};
+  return {{"full, SDPA by cuDNN", Sdpa::kCudnn}, {"full, SDPA memory-efficient", Sdpa::kEfficient}};
+}
+
+// Calls f, which asks Torch for something that it may refuse; says so if it does.
+bool serves(const Peer& peer, const std::function<void()>& f) {
+  try {
+    f();
+    return true;
+  } catch (const c10::Error& error) {
+    std::cerr << peer.side << " is left out: " << error.what_without_backtrace() << std::endl;
+    return false;
+  }
+}
+
+// Those that take such a query and mask at all.
+std::vector<Peer> checked_peers(const Options& o, const std::shared_ptr<LanguageModel>& full) {
+  std::vector<Peer> served;
+  const at::Tensor ids = checked_ids();
+  for (const Peer& peer : all_peers(o)) {
+    SdpaDecoder decoder(full, 2, (ids.size(1) + 63) / 64 * 64, peer.backend);
+    const Step step = [&](const at::Tensor& t) { return decoder.step(t); };
+    if (serves(peer, [&] { check(*full, peer.side, ids, 0, step); })) served.push_back(peer);
+  }
+  return served;
+}
+
+Row peer_row(const Options& o, const std::shared_ptr<LanguageModel>& full, int64_t context,
+             int64_t batch, const Peer& peer) {
+  SdpaDecoder decoder(full, batch, capacity_for(o, context), peer.backend);
+  std::vector<int64_t> lengths;
+  for (int64_t s = 0; s < batch; ++s) {
+    lengths.push_back(std::max<int64_t>(context - batch + 1, 1) + s);  // as in begin()
+  }
+  decoder.pretend(lengths);
+  return {peer.side, context, batch,
+          step_seconds(o, random_ids(1, batch)[0],
+                       [&](const at::Tensor& ids) { return decoder.step(ids); }),
+          bytes_a_token(decoder)};
+}
+
+Row recomputed(const Options& o, const std::shared_ptr<LanguageModel>& model, int64_t context,
+               int64_t batch) {
+  const at::Tensor ids = random_ids(batch, context).to(at::Device(o.device));
+  const int64_t rows = std::max<int64_t>(kTokensTogether / context, 1);
+  const auto token = [&] {
+    std::vector<at::Tensor> logits;
+    for (const at::Tensor& some : ids.split(rows)) {
+      logits.push_back(recompute(*model, some, at::kBFloat16));
+    }
+    chosen(at::cat(logits));
+  };
   token();
   const nn::CopyScope copies(*model);
   token();
   Options few = o;
   few.tokens = 20;
-  Timer timer(few);
+  Timer timer(few, /*least=*/3);
   while (timer.goes_on()) timer.time(token);
-  return {"recomputed", context, 1, timer.sorted(), 0.0};
+  return {"recomputed", context, batch, timer.sorted(), 0.0};
 }
 
 void print(const Row& r, const Options& o, std::ostream* sink) {
-  std::printf("| %s | %lld | %lld | %.0f | %.3f | %.3f | %.3f | %.0f |\n", r.side.c_str(),
-              static_cast<long long>(r.batch), static_cast<long long>(r.context),
-              r.tokens_per_second(), 1e3 * r.at(0.5), 1e3 * r.at(0.99), 1e3 * r.at(1.0),
-              r.state_bytes);
+  std::printf("| %s%s | %lld | %lld | %.0f | %.3f | %.3f | %.3f | %.0f |\n", r.side.c_str(),
+              r.best ? " (best)" : "", static_cast<long long>(r.batch),
+              static_cast<long long>(r.context), r.tokens_per_second(), 1e3 * r.at(0.5),
+              1e3 * r.at(0.99), 1e3 * r.at(1.0), r.state_bytes);
   std::fflush(stdout);
   if (sink == nullptr) return;
   *sink << "{\"bench\": \"generate\", \"side\": \"" << r.side << "\", \"model\": \"" << o.model
         << "\", \"device\": \"" << o.device << "\", \"note\": \"" << o.note
-        << "\", \"batch\": " << r.batch << ", \"context\": " << r.context
-        << ", \"steps\": " << r.seconds.size()
+        << "\", \"best\": " << (r.best ? "true" : "false") << ", \"batch\": " << r.batch
+        << ", \"context\": " << r.context << ", \"steps\": " << r.seconds.size()
         << ", \"tokens_per_second\": " << r.tokens_per_second()
         << ", \"median_ms\": " << 1e3 * r.at(0.5) << ", \"p99_ms\": " << 1e3 * r.at(0.99)
         << ", \"longest_ms\": " << 1e3 * r.at(1.0)
         << ", \"state_bytes_per_token\": " << r.state_bytes << "}" << std::endl;
 }
 
+// Full attention by everything that serves it, the fastest marked.
+std::vector<Row> full_rows(const Options& o, const std::shared_ptr<LanguageModel>& full,
+                           const std::vector<Peer>& peers, const Row& own) {
+  std::vector<Row> rows{own};
+  for (const Peer& peer : peers) {
+    serves(peer, [&] { rows.push_back(peer_row(o, full, own.context, own.batch, peer)); });
+  }
+  const auto faster = [](const Row& a, const Row& b) {
+    return a.tokens_per_second() < b.tokens_per_second();
+  };
+  std::max_element(rows.begin(), rows.end(), faster)->best = true;
+  return rows;
+}
+
 void run(const Options& o) {
   const auto ours = make_model(o, nn::attention_preset("default", true));
   const auto full = make_model(o, {.kind = "full"});
-  check(ours, "ours");
-  check(full, "full");
+  const std::string own = at::Device(o.device).is_cuda() ? "full, our kernel" : "full";
+  check_decoder(ours, "ours");
+  check_decoder(full, own);
+  const std::vector<Peer> peers = checked_peers(o, full);
   std::ofstream file;
   if (!o.out.empty()) file.open(o.out);
   std::ostream* sink = o.out.empty() ? nullptr : &file;
@@ -246,8 +353,9 @@ void run(const Options& o) {
   for (const int64_t batch : o.batches) {
     for (const int64_t context : o.contexts) {
       print(cached(o, ours, context, batch, "ours"), o, sink);
-      print(cached(o, full, context, batch, "full"), o, sink);
-      if (batch == 1) print(recomputed(o, ours, context), o, sink);
+      const Row mine = cached(o, full, context, batch, own);
+      for (const Row& row : full_rows(o, full, peers, mine)) print(row, o, sink);
+      print(recomputed(o, ours, context, batch), o, sink);
     }
   }
 }
