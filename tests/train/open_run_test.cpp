@@ -9,49 +9,15 @@
 
 #include "scratch.h"
 #include "sinkhorn/error.h"
-#include "train/export_folder.h"
+#include "small_run.h"
 #include "train/inputs.h"
-#include "train/trainer.h"
 
 namespace sinkhorn::train {
 namespace {
 
 namespace fs = std::filesystem;
-
-RunConfig small_config(const fs::path& run) {
-  RunConfig config;
-  config.task.sort_symbols = 16;
-  config.task.sort_train_max = config.task.sort_test_max = 15;
-  config.task.sort_test_size = 16;
-  config.model.layers = 1;
-  config.model.width = 64;
-  config.model.max_length = 0;
-  config.model.encoder.block = config.model.decoder.block = 4;
-  config.train.run = run.string();
-  config.train.device = "cpu";
-  config.train.threads = 1;
-  config.train.steps = 2;
-  config.train.batch = 4;
-  return config;
-}
-
-RunConfig trained(const fs::path& run) {
-  const RunConfig config = small_config(run);
-  Observer silent;
-  train(config, "", /*resume=*/false, silent, std::atomic<int>{0});
-  return config;
-}
-
-// The configuration that the export describes itself with.
-RunConfig exported(const RunConfig& config, const fs::path& out, const std::string& type) {
-  RunConfig described;
-  export_run({config, "newest", out, type, false, [&](const RunConfig& resolved) {
-                described = resolved;
-                return "{}";
-              }});
-  described.train.run = out.string();
-  return described;
-}
+using test::exported;
+using test::trained;
 
 // Whether the address lies in a mapping of the file.
 bool is_mapped(const void* address, const fs::path& file) {
