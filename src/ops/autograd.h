@@ -12,6 +12,7 @@ namespace sinkhorn::ops {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
+using SavedData = decltype(AutogradContext::saved_data);
 
 // The operator sinkhorn::<name>, called through the dispatcher so that tracers see it.
 template <class Signature>

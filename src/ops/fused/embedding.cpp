@@ -16,6 +16,7 @@
 #include "ops/autograd.h"
 #include "ops/fused/fused.h"
 #include "ops/fused/kernel_call.h"
+#include "ops/fused/side_work.h"
 
 namespace sinkhorn::ops {
 namespace {
@@ -130,6 +131,13 @@ Tensor writable(const Tensor& grad) {
   return owned ? grad : grad.clone(at::MemoryFormat::Contiguous);
 }
 
+// The gradient that came back for the table and what side work has left for it, to be written on;
+// undefined where there is neither.
+Tensor table_gradient(const Tensor& table, const Tensor& left) {
+  if (!left.defined()) return table.defined() ? writable(table) : Tensor();
+  return table.defined() ? left.add_(table) : left;
+}
+
 class EmbedFunction : public torch::autograd::Function<EmbedFunction> {
  public:
   static variable_list forward(AutogradContext* context, const Tensor& weight, const Tensor& ids,
@@ -140,26 +148,35 @@ class EmbedFunction : public torch::autograd::Function<EmbedFunction> {
     context->save_for_backward({ids});
     context->saved_data["scale"] = scale;
     context->saved_data["rows"] = weight.size(0);
+    if (const SideWorkPtr side = SideScope::current()) {
+      context->saved_data["side"] = c10::IValue::make_capsule(side);
+      context->saved_data["memory"] = reinterpret_cast<int64_t>(weight.const_data_ptr());
+    }
     return {weight, op.call(weight, ids, positions, scale)};
   }
   // By reference: a copy of the list would be a second holder of the table's gradient.
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
     static const auto op = find_op<decltype(embed_bwd)>("embed_bwd");
-    const Tensor &table = grads[0], &tokens = grads[1];
-    if (!tokens.defined()) return {table, Tensor(), Tensor(), Tensor()};
+    Tensor sum = table_gradient(grads[0], left_aside(context->saved_data));
+    const Tensor& tokens = grads[1];
+    if (!tokens.defined()) return {sum, Tensor(), Tensor(), Tensor()};
     const Tensor ids = context->get_saved_variables()[0];
     const int64_t rows = context->saved_data["rows"].toInt();
     const double scale = context->saved_data["scale"].toDouble();
-    Tensor sum;
-    if (table.defined()) {
-      sum = writable(table);
-    } else if (tokens.is_cuda()) {
-      sum = at::zeros({rows, tokens.size(-1)}, tokens.options());
-    } else {
+    if (!sum.defined() && !tokens.is_cuda()) {
       return {sum_rows(tokens, ids, rows, scale), Tensor(), Tensor(), Tensor()};
     }
+    if (!sum.defined()) sum = at::zeros({rows, tokens.size(-1)}, tokens.options());
     op.call(sum, tokens, ids, scale);
     return {sum, Tensor(), Tensor(), Tensor()};
+  }
+
+ private:
+  static Tensor left_aside(SavedData& data) {
+    if (data.count("side") == 0) return {};
+    const auto held = data["side"].toCapsule();
+    return static_cast<SideWork&>(*held).take(
+        reinterpret_cast<const void*>(data["memory"].toInt()));
   }
 };
 
@@ -171,6 +188,7 @@ std::tuple<Tensor, Tensor> embed_op(const Tensor& weight, const Tensor& ids,
     return {weight, op.call(weight, ids, positions, scale)};
   }
   const variable_list both = EmbedFunction::apply(weight, ids, positions, scale);
+  if (const SideWorkPtr side = SideScope::current()) side->promise_to_take(both[0]);
   return {both[0], both[1]};
 }
 

@@ -18,6 +18,7 @@
 #include "ops/autograd.h"
 #include "ops/fused/fused.h"
 #include "ops/fused/kernel_call.h"
+#include "ops/fused/side_work.h"
 
 namespace sinkhorn::ops {
 namespace {
@@ -133,9 +134,12 @@ std::tuple<Tensor, Tensor> relu_gradients(const Tensor& grad, const Tensor& out,
   return {result, bias.to(type)};
 }
 
-// The sums of grad [rows, F] over rows, in `type`: the gradient of a bias.
-Tensor bias_gradient(const Tensor& grad, at::ScalarType type) {
-  if (!kernel_covers(grad, grad.sym_size(1))) return at::sum(grad, 0, false, type);
+// The sums of grad [rows, F] over rows, the gradient of a bias: to out [F].
+void write_bias_gradient(const Tensor& grad, Tensor& out) {
+  if (!kernel_covers(grad, grad.sym_size(1))) {
+    at::sum_out(out, grad, 0, false, out.scalar_type());
+    return;
+  }
   const c10::DeviceGuard guard(grad.device());
   const Tensor plain_grad = aligned(grad);
   cuda::FeedForwardParams p;
@@ -144,37 +148,81 @@ Tensor bias_gradient(const Tensor& grad, at::ScalarType type) {
   p.type = kernel_type(grad.scalar_type());
   const auto floats = grad.options().dtype(at::kFloat);
   const Tensor partial = at::empty({cuda::feed_forward_partials(p), p.width}, floats);
-  const Tensor bias = at::empty({p.width}, floats);
+  const Tensor bias = out.scalar_type() == at::kFloat ? out : at::empty({p.width}, floats);
   p.grad_inner = plain_grad.const_data_ptr();
   p.partial = partial.data_ptr<float>();
   p.grad_bias = bias.data_ptr<float>();
   cuda::launch_bias_sum(p, current_stream(grad));
-  return bias.to(type);
+  if (!bias.is_same(out)) out.copy_(bias);
 }
 
-// a' b in `type`; CUDA's products write float32 from half types as they are.
-Tensor product_in(const Tensor& a, const Tensor& b, at::ScalarType type) {
-  if (a.scalar_type() == type) return at::mm(a.t(), b);
-  if (a.is_cuda() && type == at::kFloat) return at::mm(a.t(), b, type);
-  return at::mm(a.t(), b).to(type);
+// a' b to out; CUDA's products write float32 from half types as they are.
+void write_product(const Tensor& a, const Tensor& b, Tensor& out) {
+  if (a.scalar_type() == out.scalar_type()) {
+    at::mm_out(out, a.t(), b);
+  } else if (a.is_cuda() && out.scalar_type() == at::kFloat) {
+    at::mm_out(out, a.t(), b, at::kFloat);
+  } else {
+    out.copy_(at::mm(a.t(), b));
+  }
 }
 
-// type: of the gradients of weight and bias.
+struct BackwardOptions {
+  bool bias, relu;
+  double dropout_p;
+  at::ScalarType type;  // of the gradients of weight and bias
+};
+
+// The gradients of weight and bias: their memory, and what they are made from.
+struct ParameterGradients {
+  Tensor rows, x;      // [rows, out] of x weight' + bias, with columns of zeros; [rows, in]
+  Tensor wide_weight;  // [out, in], with as many rows of zeros
+  int64_t missing;     // how many
+  Tensor bias;         // [out]; [0]: none
+  bool sums_rows;      // whether bias is still to be written
+
+  void write() {
+    if (sums_rows) write_bias_gradient(rows, bias);
+    write_product(rows, x, wide_weight);
+  }
+  Tensor weight() const {
+    if (missing == 0) return wide_weight;
+    return wide_weight.narrow(0, 0, wide_weight.size(0) - missing);
+  }
+};
+
+// The gradient of x, and all that those of the parameters need to be written.
+std::tuple<Tensor, ParameterGradients> begin_bwd(const Tensor& grad, const Tensor& x,
+                                                 const Tensor& weight, const Tensor& out,
+                                                 const BackwardOptions& o) {
+  const auto type = grad.options().dtype(o.type);
+  Tensor rows = rows_of(grad), bias;
+  if (o.relu) std::tie(rows, bias) = relu_gradients(rows, rows_of(out), o.dropout_p, o.type);
+  if (!o.relu && o.bias) bias = at::empty_symint({rows.sym_size(1)}, type);
+  if (!o.bias) bias = nothing(type);
+  const int64_t missing = o.bias || o.relu ? 0 : missing_rows(x, weight);
+  rows = with_columns(rows, missing);
+  const Tensor grad_x = at::mm(rows, with_rows(weight, missing)).view_symint(x.sym_sizes());
+  const Tensor wide_weight = at::empty_symint({rows.sym_size(1), x.sym_size(-1)}, type);
+  return {grad_x, {rows, rows_of(x), wide_weight, missing, bias, o.bias && !o.relu}};
+}
+
 LinearGradients linear_bwd(const Tensor& grad, const Tensor& x, const Tensor& weight,
                            const Tensor& out, bool bias, bool relu, double dropout_p,
                            at::ScalarType type) {
-  Tensor rows = rows_of(grad), grad_bias;
-  if (relu) {
-    std::tie(rows, grad_bias) = relu_gradients(rows, rows_of(out), dropout_p, type);
-  } else if (bias) {
-    grad_bias = bias_gradient(rows, type);
-  }
-  if (!bias) grad_bias = nothing(grad.options().dtype(type));
-  const int64_t missing = bias || relu ? 0 : missing_rows(x, weight);
-  const Tensor wide = with_columns(rows, missing);
-  const Tensor grad_x = at::mm(wide, with_rows(weight, missing)).view_symint(x.sym_sizes());
-  const Tensor grad_weight = product_in(wide, rows_of(x), type);
-  return {grad_x, missing > 0 ? grad_weight.narrow(0, 0, weight.size(0)) : grad_weight, grad_bias};
+  auto [grad_x, own] = begin_bwd(grad, x, weight, out, {bias, relu, dropout_p, type});
+  own.write();
+  return {grad_x, own.weight(), own.bias};
+}
+
+// What takes the gradients of the parameters aside, if anything does: beside an x so small that
+// the rest of backward leaves the card idle. Larger ones would take turns anyway, and keep memory.
+SideWorkPtr side_work_for(const Tensor& x, const Tensor& weight, const OptionalTensor& bias) {
+  constexpr int64_t kFewElements = int64_t{1} << 21;  // 128 tiles of 128 x 128
+  const SideWorkPtr side = SideScope::current();
+  const bool serves = side && x.numel() <= kFewElements && side->accepts(weight) &&
+                      (!bias.has_value() || side->accepts(*bias));
+  return serves ? side : SideWorkPtr();
 }
 
 Tensor call_fwd(const Tensor& x, const Tensor& weight, const OptionalTensor& bias, bool relu,
@@ -205,21 +253,43 @@ class LinearFunction : public torch::autograd::Function<LinearFunction> {
     context->saved_data["relu"] = relu;
     context->saved_data["dropout_p"] = dropout_p;
     context->saved_data["type"] = static_cast<int64_t>(weight.scalar_type());
+    if (const SideWorkPtr side = side_work_for(x, weight, bias)) {
+      context->saved_data["side"] = c10::IValue::make_capsule(side);
+      context->saved_data["parameters"] = c10::List<OptionalTensor>({weight, bias});
+    }
     return out;
   }
   static variable_list backward(AutogradContext* context, variable_list grads) {
     static const auto op = find_op<decltype(linear_bwd)>("linear_bwd");
     const auto saved = context->get_saved_variables();
     auto& data = context->saved_data;
-    const bool relu = data["relu"].toBool(), bias = data["bias"].toBool();
-    auto [grad_x, grad_weight, grad_bias] =
-        op.call(grads[0], saved[0], saved[1], relu ? saved[2] : grads[0], bias, relu,
-                data["dropout_p"].toDouble(), static_cast<at::ScalarType>(data["type"].toInt()));
+    const BackwardOptions o{data["bias"].toBool(), data["relu"].toBool(),
+                            data["dropout_p"].toDouble(),
+                            static_cast<at::ScalarType>(data["type"].toInt())};
+    const Tensor& out = o.relu ? saved[2] : grads[0];
     variable_list result(7);
-    result[0] = grad_x;
-    result[1] = grad_weight;
-    if (bias) result[2] = grad_bias;
+    if (data.count("side") > 0) {
+      at::AutoDispatchBelowAutograd below;
+      ParameterGradients own;
+      std::tie(result[0], own) = begin_bwd(grads[0], saved[0], saved[1], out, o);
+      leave_aside(data, own);
+      return result;
+    }
+    std::tie(result[0], result[1], result[2]) =
+        op.call(grads[0], saved[0], saved[1], out, o.bias, o.relu, o.dropout_p, o.type);
+    if (!o.bias) result[2] = Tensor();
     return result;
+  }
+
+ private:
+  static void leave_aside(SavedData& data, ParameterGradients& own) {
+    const auto held = data["side"].toCapsule();
+    auto& side = static_cast<SideWork&>(*held);
+    side.run({own.rows, own.x, own.wide_weight, own.bias}, [&] { own.write(); });
+    const auto parameters = data["parameters"].toOptionalTensorList();
+    const OptionalTensor weight = parameters[0], bias = parameters[1];
+    side.leave(*weight, own.weight());
+    if (bias.has_value()) side.leave(*bias, own.bias);
   }
 };
 
