@@ -10,6 +10,7 @@
 #include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include "ops/fused/side_work.h"
 #include "sinkhorn/error.h"
 #include "train/evaluate.h"
 
@@ -23,7 +24,7 @@ constexpr size_t kMostGraphs = 24;  // shapes; more run as they are
 
 }  // namespace
 
-Stepper::Stepper(models::Model& model, const RunConfig& config, at::Device device)
+Stepper::Stepper(models::Model& model, const RunConfig& config, at::Device device, bool aside)
     : model_(model), config_(config), device_(device), stream_(make_step_stream(device)) {
   context_.compute = set_precision(config.train.precision, device);
   model.to(device, config.train.precision == "float64" ? at::kDouble : at::kFloat);
@@ -38,6 +39,8 @@ Stepper::Stepper(models::Model& model, const RunConfig& config, at::Device devic
   step_ = at::zeros({}, numbers);
   failed_step_ = at::zeros({}, numbers);
   failed_parameter_ = at::full({}, -1, numbers);
+  // Recomputed layers are there to save memory, which side work keeps.
+  if (aside && !config.model.checkpoint) side_stream_ = ops::make_side_stream(device);
   // A recomputed layer reads the generator's state, which a capture cannot.
   capture_ = config.train.graph && stream_->can_capture() && !config.model.checkpoint;
 }
@@ -48,8 +51,10 @@ void Stepper::backward(const std::vector<models::Input>& inputs) {
   const nn::CopyScope copies(model_);
   loss_.zero_();
   if (inputs.size() == 1) {
+    ops::SideScope side(side_stream_);
     const at::Tensor loss = model_.loss(inputs[0], context_);
     torch::autograd::backward({loss}, {});
+    side.join();
     loss_.add_(loss.detach());
   } else {
     accumulate(inputs);

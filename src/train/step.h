@@ -2,6 +2,8 @@
 // device; what the host wants to know is left in tensors and read when it asks.
 #pragma once
 
+#include <c10/core/Stream.h>
+
 #include <map>
 #include <memory>
 #include <optional>
@@ -16,7 +18,8 @@ namespace sinkhorn::train {
 
 class Stepper {
  public:
-  Stepper(models::Model& model, const RunConfig& config, at::Device device);
+  // aside: small weights' gradients on a stream of their own, on CUDA; the same bits without.
+  Stepper(models::Model& model, const RunConfig& config, at::Device device, bool aside = true);
 
   // Trains on the batches of one step (more than one: gradients are accumulated).
   void step(const std::vector<Prepared>& batches, double rate);
@@ -58,6 +61,7 @@ class Stepper {
   at::Device device_;
   nn::Context context_;
   std::unique_ptr<StepStream> stream_;
+  std::optional<c10::Stream> side_stream_;  // none: nothing is done aside
   NamedTensors parameters_;
   std::vector<at::Tensor> gradients_;  // of this step, in the order of the parameters
   std::unique_ptr<Optimizer> optimizer_;
