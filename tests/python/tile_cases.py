@@ -115,6 +115,25 @@ def _wide_pairs() -> list[Attention]:
             _attention(1, 2, 512, 128, 128, "strict")]
 
 
+def _narrow_tiles() -> list[Attention]:
+    """For Hopper's tiles of 32 columns, D <= 32: whole blocks, whose last tile of 64 or 128 is full
+    or partly filled; the tile before; long blocks; more tiles than a card runs at a time."""
+    rules = ("none", "strict", "inclusive")
+    found = [_attention(2, 2, length, block, D, causal)
+             for D, (block, length), causal in product((8, 24, 32), (
+                 (16, 144), (32, 160), (64, 256), (128, 384)), rules)]
+    found += [_attention(12, 8, 512, 64, 32, causal) for causal in rules]
+    found += [_attention(1, 2, length, block, D, "strict", window, with_sort=with_sort)
+              for D, (block, length, window), with_sort in product((24, 32), (
+                  (16, 144, 1), (16, 144, 3), (64, 250, 1), (64, 320, 1)), (True, False))]
+    found += [_attention(1, 2, 1024, block, D, causal)
+              for D, block, causal in product((24, 32), (256, 512), rules)]
+    return [*found, _attention(1, 2, 256, 64, 20, "strict"), _attention(2, 2, 32, 32, 32),
+            _attention(1, 2, 512, 64, 32, scale=-0.1), _attention(1, 2, 128, 128, 24, "inclusive"),
+            _attention(1, 2, 4096, 64, 32, "strict"), _attention(10, 8, 512, 128, 32, "strict"),
+            _attention(1, 2, 270, 64, 24, "inclusive"), _attention(1, 2, 300, 128, 32, "strict")]
+
+
 def _long_blocks() -> list[Attention]:
     """Blocks of several pairs of tiles. Whole ones of 256 have ways of their own, forward and
     backward, and larger multiples of 128 have forward's; a short last block has weights, and with
@@ -131,7 +150,8 @@ def _long_blocks() -> list[Attention]:
             _attention(1, 2, 1152, 384, 40, "strict"), _attention(1, 2, 960, 320, 64, "strict")]
 
 
-ATTENTION_TILES = [*_attentions(), *_every_rule(), *MANY_BLOCKS, *_wide_pairs(), *_long_blocks()]
+ATTENTION_TILES = [*_attentions(), *_every_rule(), *MANY_BLOCKS, *_wide_pairs(),
+                   *_narrow_tiles(), *_long_blocks()]
 
 
 def _few_blocks() -> list[Attention]:

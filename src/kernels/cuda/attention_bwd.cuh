@@ -74,13 +74,17 @@ __device__ __forceinline__ void load_deltas(float* delta, const AttentionCall& p
   }
 }
 
-// delta of a row whose eight pieces of O and dO eight neighbouring threads hold.
-template <class T>
+// delta of a row whose pieces of O and dO, eight unless told, so many neighbouring threads hold.
+template <class T, int kPieces = 8>
 __device__ __forceinline__ float delta_of(const uint4& out, const uint4& grad) {
   float total = 0.0f;
   add_product<T>(total, out, grad);
   total = quad_sum(total);
-  return total + __shfl_xor_sync(0xFFFFFFFFu, total, 4);
+#pragma unroll
+  for (int apart = 4; apart < kPieces; apart *= 2) {
+    total += __shfl_xor_sync(0xFFFFFFFFu, total, apart);
+  }
+  return total;
 }
 
 // A lane's part of a tile of 16 keys x 64 queries.

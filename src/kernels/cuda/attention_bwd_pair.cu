@@ -19,13 +19,11 @@ void launch_pair(const AttentionCall& call, Stream stream) {
 }  // namespace
 
 void launch_attention_bwd_pair(const AttentionCall& call, Stream stream) {
-  for_engine(call, [&]<class E>() {
-    if constexpr (!E::kWarpsAlone) {
-      if constexpr (E::kWidth == 64) {
-        if (call.block > kTile) return launch_pair<E, 2>(call, stream);
-      }
-      launch_pair<E, 1>(call, stream);
+  for_hopper_engine(call, [&]<class E>() {
+    if constexpr (E::kWidth <= 64) {
+      if (call.block > kTile) return launch_pair<E, 2>(call, stream);
     }
+    launch_pair<E, 1>(call, stream);
   });
 }
 

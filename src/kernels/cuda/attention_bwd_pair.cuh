@@ -5,14 +5,14 @@
 // Each group of four warps has 64 keys of one list, those sorted into the tokens' place or their
 // own, and goes over the queries half by half: S' and dP', then P' and dS'. P' stays in registers
 // for dv; dS' goes to shared memory, that of the last half over the group's values, which are not
-// needed any more. When all of it is there a group adds up its dk and dv over both halves, and the
-// first kHalves groups dq over all keys, each for one half of the queries. Gradients go from
-// registers to memory: no tile has to be free for them.
+// needed any more (at D <= 32 they are too small for it). When all of it is there a group adds up
+// its dk and dv over both halves, and the first kHalves groups dq over all keys, each for one half
+// of the queries. Gradients go from registers to memory: no tile has to be free for them.
 //
 // A CTA goes from tile to tile, the next one's loads under way while it works: backward is bound by
 // memory, and never waits for it. At D <= 64 a thread has 128 registers, and two CTAs of one half
 // or one of two share a multiprocessor; at D <= 128, whose tiles and gradients are twice as large,
-// one CTA of one half has it alone. Either way 96 KB are under way on it.
+// one CTA of one half has it alone. Either way 96 KB are under way on it; at D <= 32 half of that.
 #pragma once
 
 #include "kernels/cuda/attention_bwd_pair_memory.cuh"
@@ -85,8 +85,7 @@ __global__ void __launch_bounds__(PairShape<E, kHalves>::kAllThreads, PairShape<
   using Tiles = PairTiles<E, kHalves>;
   extern __shared__ __align__(1024) unsigned char shared[];
   T* const all_tiles = reinterpret_cast<T*>(shared);
-  PairFacts<kHalves>& facts =
-      *reinterpret_cast<PairFacts<kHalves>*>(all_tiles + Shape::kTiles * E::kElements);
+  PairFacts<kHalves>& facts = *reinterpret_cast<PairFacts<kHalves>*>(all_tiles + Shape::kElements);
 
   const int group = __shfl_sync(0xFFFFFFFFu, threadIdx.x / kThreads, 0);
   const int thread = threadIdx.x % kThreads;

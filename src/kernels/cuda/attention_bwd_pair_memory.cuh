@@ -2,6 +2,8 @@
 // gradients go.
 #pragma once
 
+#include <algorithm>
+
 #include "kernels/cuda/attention_bwd.cuh"
 #include "kernels/cuda/warp_rows.cuh"
 
@@ -16,10 +18,14 @@ struct PairShape {
   static constexpr int kTokens = kHalves * kTile;
   static constexpr int kGroups = 2 * kHalves;  // lists x halves of the keys
   static constexpr int kAllThreads = kGroups * kThreads;
-  static constexpr int kCtas = 128 / (kHalves * E::kWidth);      // of a multiprocessor
-  static constexpr int kStageTiles = 2 * kHalves + 2 * kGroups;  // q, dO; keys, values
-  static constexpr int kScoreTiles = (kHalves - 1) * kGroups;    // dS' of all halves but the last
-  static constexpr int kTiles = kPairStages * kStageTiles + kScoreTiles;
+  static constexpr int kCtas = (E::kWidth <= 64 ? 2 : 1) / kHalves;  // of a multiprocessor
+  static constexpr int kStageTiles = 2 * kHalves + 2 * kGroups;      // q, dO; keys, values
+  static constexpr int kStageElements = kStageTiles * E::kElements;
+  // dS' of the last half lies over the values, if those are as large.
+  static constexpr bool kOverValues = E::kElements >= E::kScoreElements;
+  static constexpr int kScoreHalves = kOverValues ? kHalves - 1 : kHalves;
+  static constexpr int kElements =
+      kPairStages * kStageElements + kScoreHalves * kGroups * E::kScoreElements;
 };
 
 // What is known of a CTA's queries, as in QueryFacts.
@@ -30,8 +36,7 @@ struct PairFacts {
 
 template <class E, int kHalves>
 constexpr int attention_bwd_pair_shared() {
-  return PairShape<E, kHalves>::kTiles * E::kElements * 2 +
-         static_cast<int>(sizeof(PairFacts<kHalves>));
+  return PairShape<E, kHalves>::kElements * 2 + static_cast<int>(sizeof(PairFacts<kHalves>));
 }
 
 // The tiles of a stage, and those of scores, which the stages share.
@@ -42,15 +47,17 @@ struct PairTiles {
   T *stage, *scores;
 
   __device__ __forceinline__ PairTiles(T* tiles, int number)
-      : stage(tiles + number * Shape::kStageTiles * E::kElements),
-        scores(tiles + kPairStages * Shape::kStageTiles * E::kElements) {}
+      : stage(tiles + number * Shape::kStageElements),
+        scores(tiles + kPairStages * Shape::kStageElements) {}
   __device__ __forceinline__ T* query(int half) const { return stage + half * E::kElements; }
   __device__ __forceinline__ T* grad(int half) const { return query(kHalves + half); }
   __device__ __forceinline__ T* key(int group) const { return query(2 * kHalves + 2 * group); }
   __device__ __forceinline__ T* value(int group) const { return key(group) + E::kElements; }
   // dS' of a group's keys and a half of the queries.
   __device__ __forceinline__ T* change(int group, int half) const {
-    return half == kHalves - 1 ? value(group) : scores + group * E::kElements;
+    if (Shape::kOverValues && half == kHalves - 1) return value(group);
+    const int number = Shape::kScoreHalves > 1 ? half * Shape::kGroups + group : group;
+    return scores + number * E::kScoreElements;
   }
 };
 
@@ -61,12 +68,17 @@ __device__ __forceinline__ void load_pair(const AttentionCall& p, const TilePlac
   using T = typename E::T;
   const T* const query = head_of<const T>(p.query, {}, at.batch, at.head);
   const T* const grad = head_of<const T>(p.grad_out, {}, at.batch, at.head);
+  // A tile of 32 columns has but 256 pieces: of 512 threads each half loads one.
+  constexpr int kAll = PairShape<E, kHalves>::kAllThreads, kPieces = kTile * E::kWidth / 8;
+  constexpr int kLoaders = std::min(kAll, kPieces), kAtOnce = kAll / kLoaders;
+  const int loader = kAtOnce == 1 ? threadIdx.x : threadIdx.x % kLoaders;
 #pragma unroll
-  for (int i = 0; i < kHalves; ++i) {
-    load_rows<E, PairShape<E, kHalves>::kAllThreads>(
-        to.query(i), query, p.query.token, at.first + i * kTile, p.length, p.width, nullptr);
-    load_rows<E, PairShape<E, kHalves>::kAllThreads>(
-        to.grad(i), grad, p.grad_out.token, at.first + i * kTile, p.length, p.width, nullptr);
+  for (int turn = 0; turn < kHalves; turn += kAtOnce) {
+    const int i = turn + (kAtOnce == 1 ? 0 : threadIdx.x / kLoaders);
+    load_rows<E, kLoaders>(to.query(i), query, p.query.token, at.first + i * kTile, p.length,
+                           p.width, nullptr, loader);
+    load_rows<E, kLoaders>(to.grad(i), grad, p.grad_out.token, at.first + i * kTile, p.length,
+                           p.width, nullptr, loader);
   }
   const bool is_sorted = group < kHalves;
   const int first = at.first + group % kHalves * kTile;
@@ -82,8 +94,8 @@ __device__ __forceinline__ void load_pair(const AttentionCall& p, const TilePlac
                nullptr, thread);
 }
 
-// A thread's share of what delta and the softmax need of a tile: two pieces of O, or four where D >
-// 64, and one query's statistics.
+// A thread's share of what delta and the softmax need of a tile: two pieces of O, four where D > 64
+// and one where D <= 32, and one query's statistics.
 template <class E, int kHalves>
 struct PairAhead {
   using T = typename E::T;
@@ -107,15 +119,14 @@ struct PairAhead {
     const bool asked = threadIdx.x < Shape::kTokens && t < p.length;
     log_sum = asked ? load_log_sum<T>(stats_of<T>(p, at.flat_head(p)), p.queries, t) : INFINITY;
   }
-  // delta = dO.O, eight threads a row, or sixteen.
+  // delta = dO.O, a thread a piece.
   __device__ __forceinline__ void spread(PairFacts<kHalves>& facts, const T* grad) const {
 #pragma unroll
     for (int i = 0; i < kShare; ++i) {
       const int r = threadIdx.x / kPieces + i * kApart;  // tiles of dO lie one behind the other
       const uint4 change = *reinterpret_cast<const uint4*>(
           grad + r / kTile * E::kElements + E::at(r % kTile, threadIdx.x % kPieces * 8));
-      float total = delta_of<T>(out[i], change);
-      if constexpr (kPieces == 16) total += __shfl_xor_sync(0xFFFFFFFFu, total, 8);
+      const float total = delta_of<T, kPieces>(out[i], change);
       if (threadIdx.x % kPieces == 0) facts.delta[r] = total;
     }
     if (threadIdx.x < Shape::kTokens) {

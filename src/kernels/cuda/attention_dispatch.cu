@@ -23,12 +23,12 @@
 // f665537 (`plain` then loaded by cp.async), the rest of `plain`, `pair` and `long` at dd7af67
 // (b = 256: a sixteenth of 1,048,576 tokens; `pair` takes 210 at D = 128, where the general ones
 // took 573); what these replaced (attention_fwd at a sort, `together`, the general ones at a window
-// of 1) at 82822a9. `cut`, `plain`, `pair`, `long` and `walk` are Hopper's, for D in (32, 64],
-// `plain` and `pair` where said so to 128, half types, without masks, weights or dropout: the
-// common cases (with a sort at b = 64 they move 3.8 TB/s of 4.1). `together` is for D <= 64 in half
-// types. The rest is instantiated for widths 32, 64, 128 and 256 (for_engine), and for float32 to
-// 128 (for_float_engine). Key tiles are 64 positions throughout: with 128, D = 64 in backward takes
-// more registers than two CTAs have.
+// of 1) at 82822a9. `cut`, `plain`, `pair`, `long` and `walk` are Hopper's, for half types without
+// masks, weights or dropout: the common cases (with a sort at b = 64 they move 3.8 TB/s of 4.1).
+// `plain` and `pair` are for D <= 64, where said so to 128, in tiles of 32, 64 and 128 columns; the
+// others for D in (32, 64]. `together` is for D <= 64 in half types. The rest is instantiated for
+// widths 32, 64, 128 and 256 (for_engine), and for float32 to 128 (for_float_engine). Key tiles are
+// 64 positions throughout: with 128, D = 64 in backward takes more registers than two CTAs have.
 #include "kernels/cuda/attention_cut.cuh"
 #include "kernels/cuda/sort.h"
 
@@ -41,10 +41,12 @@ bool is_half(const AttentionCall& call) {
 
 // What the kernels for the common cases ask of any call; most of them go no further than D = 64.
 bool is_common(const AttentionCall& call, int widest = 64) {
-  return is_half(call) && call.width > 32 && call.width <= widest && call.real == nullptr &&
-         call.weight == nullptr && call.dropout.probability == 0.0 &&
-         call.sequences.start == nullptr && call.sequences.length == nullptr && on_hopper();
+  return is_half(call) && call.width <= widest && call.real == nullptr && call.weight == nullptr &&
+         call.dropout.probability == 0.0 && call.sequences.start == nullptr &&
+         call.sequences.length == nullptr && on_hopper();
 }
+// Not all of them have tiles of 32 columns.
+bool is_narrow(const AttentionCall& call) { return call.width <= 32; }
 // Whether all that is seen goes into one softmax.
 bool has_one_softmax(const AttentionCall& call) {
   return call.rows == 0 || call.combine == Combine::kConcat;
@@ -52,7 +54,8 @@ bool has_one_softmax(const AttentionCall& call) {
 bool fills_tiles(const AttentionCall& call) { return kTile % call.block == 0; }
 
 bool takes_cut(const AttentionCall& call) {
-  return call.sortcut && int64_t{call.rows} * call.block <= kCutPositions && is_common(call);
+  return call.sortcut && int64_t{call.rows} * call.block <= kCutPositions && is_common(call) &&
+         !is_narrow(call);
 }
 // No window; a block is a tile, two tiles or a part of one.
 bool sees_whole_tiles(const AttentionCall& call) {
@@ -73,12 +76,14 @@ bool takes_long(const AttentionCall& call) {
          is_common(call);
 }
 bool takes_bwd_long(const AttentionCall& call) {
-  return call.block == kLongBlock && takes_long(call);
+  return call.block == kLongBlock && takes_long(call) && !is_narrow(call);
 }
-bool takes_walk(const AttentionCall& call) {
+// A window that reaches no further than the tile before, and no later.
+bool sees_tile_before(const AttentionCall& call) {
   return !call.sortcut && call.causal != Causal::kNone && fills_tiles(call) && call.window > 0 &&
          call.window <= kTile / call.block && has_one_softmax(call) && is_common(call);
 }
+bool takes_walk(const AttentionCall& call) { return sees_tile_before(call) && !is_narrow(call); }
 
 }  // namespace
 
@@ -106,7 +111,7 @@ bool covers_attention(const AttentionCall& call) {
 void launch_attention_fwd(const AttentionCall& call, Stream stream) {
   if (call.type == Type::kFloat32) return launch_attention_fwd_float(call, stream);
   if (takes_cut(call)) return launch_attention_fwd_cut(call, stream);
-  if (takes_pair(call) || takes_long(call) || takes_walk(call)) {
+  if (takes_pair(call) || takes_long(call) || sees_tile_before(call)) {
     return launch_attention_fwd_plain(call, stream);
   }
   launch_attention_fwd_general(call, stream);

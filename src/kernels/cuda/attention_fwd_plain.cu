@@ -6,43 +6,46 @@
 namespace sinkhorn::cuda {
 namespace {
 
-bool describe_all(PlainMaps& maps, const AttentionCall& call) {
+// columns: those of a panel.
+bool describe_all(PlainMaps& maps, const AttentionCall& call, int columns) {
   const int positions = call.rows * call.block;
   const int64_t head = int64_t{positions} * call.width;
   const auto sorted = [&](void* data) { return Tokens{data, head * call.heads, head, call.width}; };
-  return describe(maps.query, call, call.query, call.length) &&
-         describe(maps.key, call, call.key, call.length) &&
-         describe(maps.value, call, call.value, call.length) &&
+  return describe(maps.query, call, call.query, call.length, columns) &&
+         describe(maps.key, call, call.key, call.length, columns) &&
+         describe(maps.value, call, call.value, call.length, columns) &&
          (call.rows == 0 ||
-          (describe(maps.sorted_key, call, sorted(call.sorted_key), positions) &&
-           describe(maps.sorted_value, call, sorted(call.sorted_value), positions)));
+          (describe(maps.sorted_key, call, sorted(call.sorted_key), positions, columns) &&
+           describe(maps.sorted_value, call, sorted(call.sorted_value), positions, columns)));
 }
 
 }  // namespace
 
 void launch_attention_fwd_plain(const AttentionCall& call, Stream stream) {
-  PlainMaps maps{};
-  if (!describe_all(maps, call)) return launch_attention_fwd_general(call, stream);
-  for_engine(call, [&]<class E>() {
+  for_hopper_engine(call, [&]<class E>() {
+    PlainMaps maps{};
+    if (!describe_all(maps, call, E::kColumns)) return launch_attention_fwd_general(call, stream);
     const auto go = [&]<class F>() {
       const int groups = (call.length + F::kTokens - 1) / F::kTokens * call.heads * call.batch;
       launch("attention_fwd_plain", attention_fwd_plain_kernel<F>,
              dim3(std::min(groups, F::kCtas * multiprocessors())), F::kAllThreads,
              static_cast<int>(sizeof(PlainMemory<F>)), stream, call, maps, groups);
     };
-    if constexpr (!E::kWarpsAlone && E::kWidth == 128) {
+    if constexpr (E::kWidth == 128) {
       go.template operator()<PlainForward<E, true, false, 1, 2, 2>>();
-    } else if constexpr (!E::kWarpsAlone) {
+    } else {
+      // Tiles of 32 columns leave room for more CTAs, and ask for them: twice the softmax a byte.
+      constexpr int kCtas = E::kWidth == 32 ? 5 : 3;
       if (call.window == 0 && call.block > 2 * kTile) {
         go.template operator()<LongForward<E>>();
       } else if (call.window == 0 && call.block > kTile) {
         go.template operator()<PlainForward<E, true, false, 2, 5, 2>>();
       } else if (call.window == 0) {
-        go.template operator()<PlainForward<E, true, false, 1, 3, 3>>();
+        go.template operator()<PlainForward<E, true, false, 1, 3, kCtas>>();
       } else if (call.rows == 0) {
-        go.template operator()<PlainForward<E, false, true, 1, 3, 3>>();
+        go.template operator()<PlainForward<E, false, true, 1, 3, kCtas>>();
       } else {
-        go.template operator()<PlainForward<E, true, true, 1, 3, 3>>();
+        go.template operator()<PlainForward<E, true, true, 1, 3, kCtas>>();
       }
     }
   });

@@ -110,7 +110,8 @@ struct PlainLoads {
                                        int first) const {
 #pragma unroll
     for (int panel = 0; panel < E::kPanels; ++panel) {
-      copy_box(tile + panel * kPanel, map, &memory.arrived[slot], panel * 64, first, at);
+      copy_box(tile + panel * E::kPanelElements, map, &memory.arrived[slot], panel * E::kColumns,
+               first, at);
     }
   }
   // Begins the next load, if there is one; its slot has been read by all.

@@ -2,7 +2,8 @@
 // takes a call stands in attention_dispatch.cu.
 //
 // Widths 32, 64, 128 and, in half types, 256; another D runs in the next larger one, its columns
-// filled with zeros. On Hopper 64 and 128 have products of their own, for half types.
+// filled with zeros. On Hopper 64 and 128 have products of their own, for half types, and so has 32
+// in the kernels that are Hopper's alone.
 // Tiles are 64 x 64 throughout: at D = 64 forward then needs 45 KB of shared memory and backward
 // 64, so that four and three CTAs share a multiprocessor and hide each other's loads.
 #pragma once
@@ -44,10 +45,20 @@ bool on_hopper();
 int multiprocessors();  // of the current card
 int most_shared();      // bytes of shared memory that a CTA may ask of it
 
+// f.template operator()<T>() for the call's half type.
+template <class F>
+void for_half_type(const AttentionCall& call, F f) {
+  if (call.type == Type::kBFloat16) {
+    f.template operator()<__nv_bfloat16>();
+  } else {
+    f.template operator()<__half>();
+  }
+}
+
 // f.template operator()<Engine>() for the call's half type and width, on this card.
 template <class F>
 void for_engine(const AttentionCall& call, F f) {
-  const auto with_type = [&]<class T>() {
+  for_half_type(call, [&]<class T>() {
     if (call.width <= 32) {
       f.template operator()<Portable<T, 32>>();
     } else if (call.width <= 64) {
@@ -59,12 +70,20 @@ void for_engine(const AttentionCall& call, F f) {
     } else {
       f.template operator()<Portable<T, 256>>();
     }
-  };
-  if (call.type == Type::kBFloat16) {
-    with_type.template operator()<__nv_bfloat16>();
-  } else {
-    with_type.template operator()<__half>();
-  }
+  });
+}
+// The same for kernels that are Hopper's alone, and go to D = 128.
+template <class F>
+void for_hopper_engine(const AttentionCall& call, F f) {
+  for_half_type(call, [&]<class T>() {
+    if (call.width <= 32) {
+      f.template operator()<Hopper<T, 32>>();
+    } else if (call.width <= 64) {
+      f.template operator()<Hopper<T, 64>>();
+    } else {
+      f.template operator()<Hopper<T, 128>>();
+    }
+  });
 }
 
 // The same for float32, whose tiles are twice as large: six of 256 columns would not fit.

@@ -1,6 +1,6 @@
 // Tiles of tokens into shared memory by Hopper's bulk copies (sm_90a): one thread asks for 64 rows
-// of 64 numbers, and the hardware fetches them, lays them out as products want them (hopper.cuh),
-// puts zeros outside of the tensor, and counts the bytes in a barrier.
+// of 64 or 32 numbers, and the hardware fetches them, lays them out as products want them
+// (hopper.cuh), puts zeros outside of the tensor, and counts the bytes in a barrier.
 //
 // Copies by all threads (load_rows) cost each thread its addresses, and what they wrote has to be
 // published to the tensor cores with a fence that also waits for the copies still under way. This
@@ -16,9 +16,11 @@
 
 namespace sinkhorn::cuda {
 
-// Describes [batch, heads, positions, width] of a half type to the hardware; false if that cannot
-// be described, which takes sizes or strides beyond its limits.
-inline bool describe(CUtensorMap& map, const AttentionCall& call, const Tokens& x, int positions) {
+// Describes [batch, heads, positions, width] of a half type to the hardware, and that it is fetched
+// by 64 rows of so many columns; false if that cannot be described, which takes sizes or strides
+// beyond its limits.
+inline bool describe(CUtensorMap& map, const AttentionCall& call, const Tokens& x, int positions,
+                     int columns) {
   static const auto encode = [] {
     constexpr const char* kName = "cuTensorMapEncodeTiled";
     void* found = nullptr;
@@ -36,11 +38,12 @@ inline bool describe(CUtensorMap& map, const AttentionCall& call, const Tokens& 
       static_cast<cuuint64_t>(call.heads), static_cast<cuuint64_t>(call.batch)};
   const cuuint64_t strides[3] = {bytes(positions, x.token), bytes(call.heads, x.head),
                                  bytes(call.batch, x.batch)};
-  const cuuint32_t box[4] = {64, 64, 1, 1}, steps[4] = {1, 1, 1, 1};
+  const cuuint32_t box[4] = {static_cast<cuuint32_t>(columns), 64, 1, 1}, steps[4] = {1, 1, 1, 1};
+  const auto swizzle = columns == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B;
   const auto type = call.type == Type::kBFloat16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
                                                  : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
   return encode(&map, type, 4, x.data, sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+                swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
                 CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
@@ -74,7 +77,8 @@ __device__ __forceinline__ void await_bytes(uint64_t* barrier, int parity) {
   } while (done == 0);
 #endif
 }
-// Asks for 64 rows of 64 numbers, from `column` of position `first` on, which may lie outside.
+// Asks for 64 rows of as many numbers as the map says, from `column` of position `first` on, which
+// may lie outside.
 __device__ __forceinline__ void copy_box(void* to, const CUtensorMap& map, uint64_t* barrier,
                                          int column, int first, const TilePlace& at) {
 #if SINKHORN_HOPPER

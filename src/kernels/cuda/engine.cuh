@@ -92,17 +92,19 @@ struct Portable {
   }
 };
 
-// A tile is one panel of 64 columns, or two side by side.
+// A tile is one panel of 32 or 64 columns, or two of 64 side by side.
 template <class T_, int kWidth_>
 struct Hopper {
   using T = T_;
-  static constexpr int kWidth = kWidth_, kPanels = kWidth / 64;
-  static_assert(kWidth == 64 || kWidth == 128);
-  static constexpr int kElements = kPanels * kPanel, kScoreElements = kPanel;
+  static constexpr int kWidth = kWidth_;
+  static_assert(kWidth == 32 || kWidth == 64 || kWidth == 128);
+  static constexpr int kColumns = kWidth == 32 ? 32 : 64;  // of a panel
+  static constexpr int kPanels = kWidth / kColumns, kPanelElements = kTile * kColumns;
+  static constexpr int kElements = kPanels * kPanelElements, kScoreElements = kPanel;
   static constexpr bool kWarpsAlone = false;
 
   static __device__ __forceinline__ int at(int row, int column) {
-    return column / 64 * kPanel + swizzled(row, column % 64);
+    return column / kColumns * kPanelElements + swizzled<kColumns>(row, column % kColumns);
   }
   static __device__ __forceinline__ int score_at(int row, int column) {
     return swizzled(row, column);
@@ -119,52 +121,49 @@ struct Hopper {
                                                 int, int) {
 #pragma unroll
     for (int panel = 0; panel < kPanels; ++panel) {
-      const uint64_t a = tile_descriptor(left + panel * kPanel);
-      const uint64_t b = tile_descriptor(right + panel * kPanel);
+      const uint64_t a = tile_descriptor<kColumns>(left + panel * kPanelElements);
+      const uint64_t b = tile_descriptor<kColumns>(right + panel * kPanelElements);
 #pragma unroll
-      for (int step = 0; step < 4; ++step) {
+      for (int step = 0; step < kColumns / 16; ++step) {
         group_mma<T, 0, 0>(s, step_of<false>(a, step), step_of<false>(b, step), panel + step > 0);
       }
+    }
+  }
+  // f(columns of out, the panel of the tile they belong to, step) along the sum over its 64 rows.
+  template <class F>
+  static __device__ __forceinline__ void for_steps(float (&out)[kWidth / 8][4], const T* tile,
+                                                   F f) {
+#pragma unroll
+    for (int panel = 0; panel < kPanels; ++panel) {
+      const uint64_t b = tile_descriptor<kColumns>(tile + panel * kPanelElements);
+      using Part = float[kColumns / 8][4];
+      Part& to = *reinterpret_cast<Part*>(out + panel * (kColumns / 8));
+#pragma unroll
+      for (int step = 0; step < 4; ++step) f(to, b, step);
     }
   }
   template <int kOut>
   static __device__ __forceinline__ void gather(float (&out)[kOut / 8][4], const Packed& x,
                                                 const T* tile, int, int) {
     static_assert(kOut == kWidth);
-#pragma unroll
-    for (int panel = 0; panel < kPanels; ++panel) {
-      const uint64_t b = tile_descriptor(tile + panel * kPanel);
-      float(&to)[8][4] = *reinterpret_cast<float(*)[8][4]>(out + panel * 8);
-#pragma unroll
-      for (int step = 0; step < 4; ++step) group_mma<T, 1>(to, x[step], step_of<true>(b, step), 1);
-    }
+    for_steps(out, tile, [&](auto& to, uint64_t b, int step) {
+      group_mma<T, 1>(to, x[step], step_of<true, kColumns>(b, step), 1);
+    });
   }
   // The same with x, of all four warps, from a tile of scores.
   static __device__ __forceinline__ void gather(float (&out)[kWidth / 8][4], const T* x,
                                                 const T* tile) {
     const uint64_t a = tile_descriptor(x);
-#pragma unroll
-    for (int panel = 0; panel < kPanels; ++panel) {
-      const uint64_t b = tile_descriptor(tile + panel * kPanel);
-      float(&to)[8][4] = *reinterpret_cast<float(*)[8][4]>(out + panel * 8);
-#pragma unroll
-      for (int step = 0; step < 4; ++step) {
-        group_mma<T, 0, 1>(to, step_of<false>(a, step), step_of<true>(b, step), 1);
-      }
-    }
+    for_steps(out, tile, [&](auto& to, uint64_t b, int step) {
+      group_mma<T, 0, 1>(to, step_of<false>(a, step), step_of<true, kColumns>(b, step), 1);
+    });
   }
   static __device__ __forceinline__ void gather_t(float (&out)[kWidth / 8][4], const T* ds,
                                                   const T* tile, int, int) {
     const uint64_t a = tile_descriptor(ds);
-#pragma unroll
-    for (int panel = 0; panel < kPanels; ++panel) {
-      const uint64_t b = tile_descriptor(tile + panel * kPanel);
-      float(&to)[8][4] = *reinterpret_cast<float(*)[8][4]>(out + panel * 8);
-#pragma unroll
-      for (int step = 0; step < 4; ++step) {
-        group_mma<T, 1, 1>(to, step_of<true>(a, step), step_of<true>(b, step), 1);
-      }
-    }
+    for_steps(out, tile, [&](auto& to, uint64_t b, int step) {
+      group_mma<T, 1, 1>(to, step_of<true>(a, step), step_of<true, kColumns>(b, step), 1);
+    });
   }
   // A warp's 16 x 64 numbers into its rows of a tile of scores.
   static __device__ __forceinline__ void put(T* tile, const Packed& x, int row, int lane) {
