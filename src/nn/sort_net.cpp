@@ -17,9 +17,6 @@ namespace {
 
 int64_t blocks_of(int64_t length, int64_t block) { return (length + block - 1) / block; }
 
-// To the type that logits have.
-at::Tensor widen(const at::Tensor& x) { return x.to(ops::compute_type(x.scalar_type())); }
-
 }  // namespace
 
 SortNet::SortNet(const AttentionConfig& config, const AttentionPlace& place)
@@ -41,8 +38,8 @@ SortNet::Blocks SortNet::blocks(const at::Tensor& x, const std::optional<at::Ten
   const bool apart = bilinear() && own_sources();
   if (apart) kinds.push_back({config_.pooling == "sum" ? "sum" : "mean", /*causal=*/false});
   const ops::Pooled pooled = ops::pooled(x, config_.block, kinds, mask);
-  Blocks result{pooled.x, widen(pooled.pools[0]), {}};
-  if (bilinear()) result.sources = apart ? widen(pooled.pools[1]) : result.destinations;
+  Blocks result{pooled.x, pooled.pools[0], {}};
+  if (bilinear()) result.sources = apart ? pooled.pools[1] : result.destinations;
   return result;
 }
 

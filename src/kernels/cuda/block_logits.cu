@@ -20,7 +20,8 @@ namespace {
 
 constexpr int kThreads = 128;
 constexpr int kWarps = kThreads / 32;
-constexpr int kSide = 4;  // rows and columns to a warp
+constexpr int kSide = 4;    // rows and columns to a warp
+constexpr int kAhead = 16;  // loads in flight a thread, backward; divides kThreads
 constexpr int64_t kMostRows = 256, kMostColumns = 512, kMostProducts = int64_t{1} << 21;
 
 int64_t divided_up(int64_t x, int64_t by) { return (x + by - 1) / by; }
@@ -101,16 +102,22 @@ __global__ void __launch_bounds__(kThreads)
   for (int base = 0; base < terms; base += kThreads) {
     const int k = base + threadIdx.x, count = min(kThreads, terms - base);
     __syncthreads();  // all have read what is overwritten
+    factor[threadIdx.x] = 0.0f;
     if (k < terms) {
       const int r = of_pooled ? row : k, c = of_pooled ? k : head * at.blocks + source;
       factor[threadIdx.x] = p.grad[at.logit(r, c)];
       from[threadIdx.x] = of_pooled ? at.weight(c) : r;
     }
     __syncthreads();
-#pragma unroll 16
-    for (int i = 0; i < count; ++i) {
-      sum = fmaf(factor[i], matrix[from[i] * p.width], sum);
-      total += factor[i];
+    for (int i = 0; i < count; i += kAhead) {
+      float x[kAhead];
+#pragma unroll
+      for (int q = 0; q < kAhead; ++q) x[q] = i + q < count ? matrix[from[i + q] * p.width] : 0.0f;
+#pragma unroll
+      for (int q = 0; q < kAhead; ++q) {
+        sum = fmaf(factor[i + q], x[q], sum);
+        total += factor[i + q];
+      }
     }
   }
   if (e >= p.width) return;

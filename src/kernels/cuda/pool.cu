@@ -1,8 +1,11 @@
 // Launches of pool (pool.cuh): one for sums of ranges or their spreading, up to two for running
-// sums, up to two for the numbers of real tokens where a mask decides them.
+// sums unless the blocks are few, up to two for the numbers of real tokens where a mask decides
+// them.
 #include "kernels/cuda/check.cuh"
 #include "kernels/cuda/pool.cuh"
 #include "kernels/cuda/pool.h"
+#include "kernels/cuda/pool_few.cuh"
+#include "kernels/cuda/pool_spread.cuh"
 
 namespace sinkhorn::cuda {
 namespace {
@@ -35,6 +38,14 @@ Args args_of(const PoolParams& p, void* scratch, int64_t* bytes = nullptr) {
   if (needs_counts(p)) a.counts = reinterpret_cast<int*>(take(p.batch * p.blocks));
   if (bytes != nullptr) *bytes = next - static_cast<char*>(scratch);
   return a;
+}
+
+// Whether CTAs that each read a strip of a whole sequence are done before two launches would be:
+// short strips, and all of them at once on the card.
+bool pools_at_once(const Args& a, int64_t tiles) {
+  constexpr int64_t kLongest = 2048, kMostCtas = 256;
+  return a.running && a.p.blocks <= pool::kFewWarps && a.p.length <= kLongest &&
+         a.p.batch * tiles <= kMostCtas;
 }
 
 // Whether `wide` columns at a time can be loaded or stored through a view of tokens.
@@ -70,8 +81,16 @@ void launch_run(const Args& a, Stream stream) {
 
 template <class T, int kWide>
 void launch_fwd(Args a, Stream stream) {
-  a.tiles = static_cast<int>((a.p.width + 32 * kWide - 1) / (32 * kWide));
+  constexpr int kStrip = pool::kFewPieces * kWide;
   launch_counts(a, stream);
+  const int64_t strips = (a.p.width + kStrip - 1) / kStrip;
+  if (pools_at_once(a, strips)) {
+    a.tiles = static_cast<int>(strips);
+    const unsigned ctas = static_cast<unsigned>(a.p.batch * strips);
+    pool::pool_few_kernel<T, kWide><<<ctas, 32 * pool::kFewWarps, 0, stream>>>(a);
+    return check_launch("pool_fwd");
+  }
+  a.tiles = static_cast<int>((a.p.width + 32 * kWide - 1) / (32 * kWide));
   const unsigned ctas = range_ctas(a, a.p.blocks);
   pool::pool_sum_kernel<T, kWide><<<ctas, 32 * pool::kWarps, 0, stream>>>(a);
   if (a.running) launch_run<T, false>(a, stream);
@@ -84,7 +103,8 @@ void launch_bwd(pool::Spread s, Stream stream) {
     Args& a = s.pools[k];
     a.tiles = static_cast<int>((a.p.width + 32 * kWide - 1) / (32 * kWide));
     launch_counts(a, stream);
-    if (a.running) launch_run<T, true>(a, stream);
+    a.few = a.running && a.p.blocks <= pool::kFewSpread;
+    if (a.running && !a.few) launch_run<T, true>(a, stream);
   }
   const unsigned ctas = range_ctas(s.pools[0], s.pools[0].p.blocks);
   pool::pool_spread_kernel<T, kWide><<<ctas, 32 * pool::kWarps, 0, stream>>>(s);

@@ -1,21 +1,22 @@
-// The kernels of pool. x [B, L, E] -> pooled [B, N, E]:
+// What the kernels of pool share, and those that sum. x [B, L, E] -> pooled [B, N, E]:
 //
 //   plain    pooled[i] = sum of x[t] over real t in  i*b .. i*b + b - 1
 //   recent                                           i*b - b + 1 .. i*b
 //   causal                                           0 .. i*b, the running sum of the above
 //
 // divided by their number for mean and recent. Call tokens i*b - b + 1 .. i*b the range of pool i
-// under a causal rule, tokens i*b .. i*b + b - 1 otherwise.
+// under a causal rule, tokens i*b .. i*b + b - 1 otherwise. Pools have the type of x or are
+// float32, rounded to the type of x all the same; their gradients are of either type.
 //
 // Mapping. Sums of ranges: `share` warps to a pool and 32 * kWide neighbouring columns, whose parts
 // are added up in shared memory; a lane loads kWide columns at once. Running sums: a thread to a
 // column and 64 pools on end, which begins from the totals of the pools before; sums are
-// compensated, so that they are exact to the last digits however long the sequence.
+// compensated, so that they are exact to the last digits however long the sequence. Few blocks of
+// few tokens run in the launch that sums them (pool_few.cuh).
 //
-// Backward: token t gets dy_i / n_i of the pool in whose range it lies, or under a running sum the
-// sum of all these from pool i on. Two pools of the same tokens may be spread at once, and added to
-// a gradient that the tokens have already. Nothing is recomputed but the numbers n_i. Masked tokens
-// are never loaded forward, and get nothing.
+// Backward (pool_spread.cuh): token t gets dy_i / n_i of the pool in whose range it lies, or under
+// a running sum the sum of all these from pool i on. Nothing is recomputed but the numbers n_i.
+// Masked tokens are never loaded forward, and get nothing.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -84,6 +85,7 @@ struct Wide {
 struct Args {
   PoolParams p;
   bool running;          // a causal sum or mean
+  bool few;              // running sums in the launch that sums or spreads
   int share;             // warps to a pool: 1, 2, 4 or 8
   int tiles;             // of 32 * kWide columns
   int64_t runs;          // of kRun pools
@@ -125,6 +127,30 @@ struct Compensated {
   }
 };
 
+// kWide neighbours of `pooled`, from element `at` on, rounded to T.
+template <class T, int kWide>
+__device__ __forceinline__ void store_pooled(const View& v, int64_t at, const float (&x)[kWide]) {
+  Wide<T, kWide> own;
+#pragma unroll
+  for (int w = 0; w < kWide; ++w) own.set(w, x[w]);
+  if (v.type != Type::kFloat32) return own.store(static_cast<T*>(v.data) + at);
+  Wide<float, kWide> wide;
+#pragma unroll
+  for (int w = 0; w < kWide; ++w) wide.set(w, own.get(w));
+  wide.store(static_cast<float*>(v.data) + at);
+}
+
+// What pool i hands on of its gradient in a column.
+template <class T>
+__device__ __forceinline__ float pool_gradient(const Args& a, int64_t batch, int64_t i,
+                                               int64_t column) {
+  const View& v = a.p.pooled;
+  const int64_t at = batch * v.stride[0] + i * v.stride[2] + column * v.stride[3];
+  const float dy = v.type == Type::kFloat32 ? static_cast<const float*>(v.data)[at]
+                                            : static_cast<float>(static_cast<const T*>(v.data)[at]);
+  return divided(dy, a.divisor(batch, i));
+}
+
 // The place of this warp among the pools and columns.
 template <int kWide>
 struct Place {
@@ -143,6 +169,38 @@ struct Place {
   bool inside;
 };
 
+struct Tokens {
+  int64_t first, end;
+  int step;
+};
+
+// Adds the real ones of these tokens, kLoads at a time, to sum. x: of token 0.
+template <class T, int kWide, int kLoads>
+__device__ __forceinline__ void add_tokens(const Args& a, int64_t batch, const T* x,
+                                           const Tokens& tokens, float (&sum)[kWide]) {
+  for (int64_t t = tokens.first; t < tokens.end; t += tokens.step * kLoads) {
+    Wide<T, kWide> own[kLoads];
+#pragma unroll
+    for (int q = 0; q < kLoads; ++q) {
+      const int64_t token = t + q * tokens.step;
+      own[q].fill(0.0f);
+      if (token < tokens.end && a.real(batch, token)) own[q].load(x + token * a.p.x.stride[2]);
+    }
+#pragma unroll
+    for (int w = 0; w < kWide; ++w) {
+      float tree[kLoads];
+#pragma unroll
+      for (int q = 0; q < kLoads; ++q) tree[q] = own[q].get(w);
+#pragma unroll
+      for (int step = 1; step < kLoads; step *= 2) {
+#pragma unroll
+        for (int q = 0; q < kLoads; q += 2 * step) tree[q] += tree[q + step];
+      }
+      sum[w] += tree[0];
+    }
+  }
+}
+
 // Sums of ranges: into a.sums where they will run, else the result itself.
 template <class T, int kWide>
 __global__ void __launch_bounds__(32 * kWarps) pool_sum_kernel(const __grid_constant__ Args a) {
@@ -153,27 +211,7 @@ __global__ void __launch_bounds__(32 * kWarps) pool_sum_kernel(const __grid_cons
     const int64_t end = a.end(at.pool);
     const T* x = static_cast<const T*>(a.p.x.data) + at.batch * a.p.x.stride[0] +
                  at.column * a.p.x.stride[3];
-    for (int64_t t = a.begin(at.pool) + at.part; t < end; t += a.share * kAhead) {
-      Wide<T, kWide> own[kAhead];
-#pragma unroll
-      for (int q = 0; q < kAhead; ++q) {
-        const int64_t token = t + q * a.share;
-        own[q].fill(0.0f);
-        if (token < end && a.real(at.batch, token)) own[q].load(x + token * a.p.x.stride[2]);
-      }
-#pragma unroll
-      for (int w = 0; w < kWide; ++w) {
-        float tree[kAhead];
-#pragma unroll
-        for (int q = 0; q < kAhead; ++q) tree[q] = own[q].get(w);
-#pragma unroll
-        for (int step = 1; step < kAhead; step *= 2) {
-#pragma unroll
-          for (int q = 0; q < kAhead; q += 2 * step) tree[q] += tree[q + step];
-        }
-        sum[w] += tree[0];
-      }
-    }
+    add_tokens<T, kWide, kAhead>(a, at.batch, x, {a.begin(at.pool) + at.part, end, a.share}, sum);
   }
   if (a.share > 1) {
 #pragma unroll
@@ -194,10 +232,9 @@ __global__ void __launch_bounds__(32 * kWarps) pool_sum_kernel(const __grid_cons
     out.store(a.sums + to);
   } else {
     const float by = a.divisor(at.batch, at.pool);
-    Wide<T, kWide> out;
 #pragma unroll
-    for (int w = 0; w < kWide; ++w) out.set(w, divided(sum[w], by));
-    out.store(static_cast<T*>(a.p.pooled.data) + to);
+    for (int w = 0; w < kWide; ++w) sum[w] = divided(sum[w], by);
+    store_pooled<T>(a.p.pooled, to, sum);
   }
 }
 
@@ -225,10 +262,7 @@ struct Run {
 template <class T, bool kBackward>
 __device__ __forceinline__ float run_term(const Args& a, const Run& run, int64_t i) {
   if constexpr (kBackward) {
-    const View& v = a.p.pooled;
-    const T* dy = static_cast<const T*>(v.data) + run.batch * v.stride[0] + i * v.stride[2] +
-                  run.column * v.stride[3];
-    return divided(static_cast<float>(*dy), a.divisor(run.batch, i));
+    return pool_gradient<T>(a, run.batch, i, run.column);
   } else {
     return a.sums[run.sum(a, i)];
   }
@@ -281,80 +315,10 @@ __global__ void __launch_bounds__(kRunThreads) pool_run_kernel(const __grid_cons
     if constexpr (kBackward) {
       a.sums[run.sum(a, i)] = sum.sum;
     } else {
-      static_cast<T*>(a.p.pooled.data)[run.sum(a, i)] =
-          static_cast<T>(divided(sum.sum, a.divisor(run.batch, i)));
+      const float pooled[1] = {divided(sum.sum, a.divisor(run.batch, i))};
+      store_pooled<T>(a.p.pooled, run.sum(a, i), pooled);
     }
   });
-}
-
-// One or two pools of the same tokens, whose gradients are spread in one pass.
-struct Spread {
-  Args pools[2];
-  int count;
-  View onto;  // [B, 1, L, E]: what they are added to; no data for nothing
-};
-
-// Adds to `to` what every token of pool i gets of its gradient; pool N stands for the tokens in no
-// causal pool.
-template <class T, int kWide>
-__device__ __forceinline__ void add_pool_gradient(const Args& a, const Place<kWide>& at, int64_t i,
-                                                  float (&to)[kWide]) {
-  if (i >= a.p.blocks) return;
-  if (a.running) {
-    Wide<float, kWide> sum;
-    sum.load(a.sums + (at.batch * a.p.blocks + i) * a.p.width + at.column);
-#pragma unroll
-    for (int w = 0; w < kWide; ++w) to[w] += sum.get(w);
-    return;
-  }
-  const View& v = a.p.pooled;
-  const T* dy = static_cast<const T*>(v.data) + at.batch * v.stride[0] + i * v.stride[2];
-  const float by = a.divisor(at.batch, i);
-#pragma unroll
-  for (int w = 0; w < kWide; ++w) {
-    to[w] += divided(static_cast<float>(dy[(at.column + w) * v.stride[3]]), by);
-  }
-}
-
-// Each token's gradient from its pools'. The tokens of block i lie in pool i; under a causal rule
-// only the first of them does, and the others in pool i + 1.
-template <class T, int kWide>
-__global__ void __launch_bounds__(32 * kWarps)
-    pool_spread_kernel(const __grid_constant__ Spread s) {
-  const Args& a = s.pools[0];
-  const Place<kWide> at(a, a.p.blocks);
-  if (!at.inside) return;
-  float first[kWide] = {}, rest[kWide] = {};
-  for (int k = 0; k < s.count; ++k) {
-    add_pool_gradient<T>(s.pools[k], at, at.pool, first);
-    add_pool_gradient<T>(s.pools[k], at, at.pool + s.pools[k].p.causal, rest);
-  }
-  const T* onto = static_cast<const T*>(s.onto.data);
-  if (onto != nullptr) onto += at.batch * s.onto.stride[0] + at.column;
-  T* dx = static_cast<T*>(a.p.x.data) + at.batch * a.p.x.stride[0] + at.column;
-  const int64_t begin = at.pool * a.p.block;
-  const int64_t end = begin + a.p.block < a.p.length ? begin + a.p.block : a.p.length;
-  for (int64_t t = begin + at.part; t < end; t += a.share * kAhead) {
-    Wide<T, kWide> own[kAhead];
-#pragma unroll
-    for (int q = 0; q < kAhead; ++q) {
-      const int64_t token = t + q * a.share;
-      own[q].fill(0.0f);
-      if (onto != nullptr && token < end) own[q].load(onto + token * s.onto.stride[2]);
-    }
-#pragma unroll
-    for (int q = 0; q < kAhead; ++q) {
-      const int64_t token = t + q * a.share;
-      if (token >= end) break;
-      if (a.real(at.batch, token)) {
-#pragma unroll
-        for (int w = 0; w < kWide; ++w) {
-          own[q].set(w, own[q].get(w) + (token == begin ? first[w] : rest[w]));
-        }
-      }
-      own[q].store(dx + token * a.p.x.stride[2]);
-    }
-  }
 }
 
 // Real tokens in each pool's range, by a warp.

@@ -14,11 +14,11 @@ bool covers_pool(const PoolParams& params);
 // Bytes of scratch that a launch needs, 0 for none. They need no particular contents.
 int64_t pool_scratch(const PoolParams& params);
 
-// Writes `pooled`, in the type of x.
+// Writes `pooled`, rounded to the type of x, in that type or as float32.
 void launch_pool_fwd(const PoolParams& params, void* scratch, Stream stream);
 
 // Backward of one or two pools of the same x, block and mask. Of each, `pooled` is the incoming
-// gradient and x the gradient of x: one tensor, of one type.
+// gradient, in the type of x or float32, and x the gradient of x, one tensor for both.
 struct PoolGradients {
   PoolParams pools[2];
   void* scratch[2] = {nullptr, nullptr};  // pool_scratch of each

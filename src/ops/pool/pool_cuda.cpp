@@ -15,19 +15,30 @@
 namespace sinkhorn::ops {
 namespace {
 
-Tensor pool_fwd_cuda(const Tensor& x, int64_t block, std::string_view mode, bool causal,
-                     const OptionalTensor& mask) {
+// type: of the result
+Tensor pool_in(at::ScalarType type, const Tensor& x, int64_t block, std::string_view mode,
+               bool causal, const OptionalTensor& mask) {
   check_pool(x, block, mode, causal, mask);
   const c10::DeviceGuard guard(x.device());
   const Tensor rows = x.stride(2) == 1 ? x : x.contiguous();
   const int64_t blocks = (x.size(1) - 1) / block + 1;
-  const Tensor pooled = at::empty({x.size(0), blocks, x.size(2)}, x.options());
+  const Tensor pooled = at::empty({x.size(0), blocks, x.size(2)}, x.options().dtype(type));
   const MaskBytes bytes(mask);
   const PoolParams p = pool_params(rows, pooled, block, mode, causal, bytes);
   if (!cuda::covers_pool(p)) return composite::pool(x, block, mode, causal, mask);
   const Tensor scratch = scratch_of(x, cuda::pool_scratch(p));
   cuda::launch_pool_fwd(p, scratch.data_ptr(), current_stream(x));
   return pooled;
+}
+
+Tensor pool_fwd_cuda(const Tensor& x, int64_t block, std::string_view mode, bool causal,
+                     const OptionalTensor& mask) {
+  return pool_in(x.scalar_type(), x, block, mode, causal, mask);
+}
+
+Tensor pool_wide_cuda(const Tensor& x, int64_t block, std::string_view mode, bool causal,
+                      const OptionalTensor& mask) {
+  return pool_in(compute_type(x.scalar_type()), x, block, mode, causal, mask);
 }
 
 Tensor pool_bwd_cuda(const Tensor& grad, const OptionalTensor& mask, int64_t length, int64_t block,
@@ -77,6 +88,7 @@ Tensor pool_spread_cuda(const Tensor& onto, at::TensorList grads, const Optional
 
 TORCH_LIBRARY_IMPL(sinkhorn, CUDA, m) {
   m.impl("pool_fwd", pool_fwd_cuda);
+  m.impl("pool_wide", pool_wide_cuda);
   m.impl("pool_bwd", pool_bwd_cuda);
   m.impl("pool_spread", pool_spread_cuda);
 }

@@ -6,7 +6,6 @@
 
 #include "ops/autograd.h"
 #include "ops/pool/pool.h"
-#include "sinkhorn/ops.h"
 
 namespace sinkhorn::ops {
 
@@ -23,18 +22,32 @@ void check_pool_spread(const Tensor& onto, at::TensorList grads, const OptionalT
     const auto blocks = block_count(onto.sym_size(1), block);
     check_sizes("pool_spread", "grads", grads[i], {onto.sym_size(0), blocks, onto.sym_size(2)},
                 "[B, N, E]");
-    TORCH_CHECK_VALUE(grads[i].scalar_type() == onto.scalar_type(),
+    const auto type = grads[i].scalar_type();
+    TORCH_CHECK_VALUE(type == onto.scalar_type() || type == compute_type(onto.scalar_type()),
                       "pool_spread: grads must have the type of onto, ", onto.scalar_type(),
-                      ", got ", grads[i].scalar_type());
+                      ", or the one that its sums run in, got ", type);
   }
 }
 
 namespace {
 
+using FwdSignature = Tensor(const Tensor&, int64_t, std::string_view, bool, const OptionalTensor&);
 using BwdSignature = Tensor(const Tensor&, const OptionalTensor&, c10::SymInt, int64_t,
                             std::string_view, bool);
 using SpreadSignature = Tensor(const Tensor&, at::TensorList, const OptionalTensor&, int64_t,
                                const c10::List<std::string>&, const c10::List<bool>&);
+
+Tensor pool_wide(const Tensor& x, int64_t block, std::string_view mode, bool causal,
+                 const OptionalTensor& mask) {
+  static const auto op = find_op<FwdSignature>("pool_fwd");
+  return op.call(x, block, mode, causal, mask).to(compute_type(x.scalar_type()));
+}
+
+Tensor call_pool_wide(const Tensor& x, int64_t block, const PoolKind& kind,
+                      const OptionalTensor& mask) {
+  static const auto op = find_op<FwdSignature>("pool_wide");
+  return op.call(x, block, kind.mode, kind.causal, mask);
+}
 
 class PooledFunction : public torch::autograd::Function<PooledFunction> {
  public:
@@ -51,8 +64,9 @@ class PooledFunction : public torch::autograd::Function<PooledFunction> {
     for (const PoolKind& kind : kinds) {
       modes.push_back(kind.mode);
       causal.push_back(kind.causal);
-      outputs.push_back(pool(x, {block, kind.mode, kind.causal, mask}));
+      outputs.push_back(call_pool_wide(x, block, kind, mask));
     }
+    context->saved_data["type"] = static_cast<int64_t>(x.scalar_type());
     context->saved_data["modes"] = modes;
     context->saved_data["causal"] = causal;
     return outputs;
@@ -75,7 +89,8 @@ class PooledFunction : public torch::autograd::Function<PooledFunction> {
     result[0] = grads[0];
     if (pools.empty()) return result;
     if (!result[0].defined()) {
-      result[0] = at::zeros(data["sizes"].toIntVector(), pools[0].options());
+      const auto type = static_cast<at::ScalarType>(data["type"].toInt());
+      result[0] = at::zeros(data["sizes"].toIntVector(), pools[0].options().dtype(type));
     }
     result[0] = spread.call(result[0], pools, or_none(context->get_saved_variables()[0]),
                             data["block"].toInt(), modes, causal);
@@ -105,7 +120,8 @@ Tensor pool_spread_plain(const Tensor& onto, at::TensorList grads, const Optiona
   static const auto op = find_op<BwdSignature>("pool_bwd");
   Tensor sum = onto;
   for (size_t i = 0; i < grads.size(); ++i) {
-    sum = op.call(grads[i], mask, onto.sym_size(1), block, modes.get(i), causal.get(i)).add_(sum);
+    const Tensor grad = grads[i].to(onto.scalar_type());
+    sum = op.call(grad, mask, onto.sym_size(1), block, modes.get(i), causal.get(i)).add_(sum);
   }
   return sum;
 }
@@ -114,9 +130,7 @@ Pooled pooled(const Tensor& x, int64_t block, const std::vector<PoolKind>& kinds
               const OptionalTensor& mask) {
   Pooled result{x, {}};
   if (!torch::autograd::compute_requires_grad(x)) {
-    for (const PoolKind& k : kinds) {
-      result.pools.push_back(pool(x, {block, k.mode, k.causal, mask}));
-    }
+    for (const PoolKind& k : kinds) result.pools.push_back(call_pool_wide(x, block, k, mask));
     return result;
   }
   variable_list outputs = PooledFunction::apply(x, block, kinds, mask);
@@ -125,7 +139,11 @@ Pooled pooled(const Tensor& x, int64_t block, const std::vector<PoolKind>& kinds
   return result;
 }
 
-TORCH_LIBRARY_IMPL(sinkhorn, Autograd, m) { m.impl("pool_spread", no_second_derivative()); }
+TORCH_LIBRARY_IMPL(sinkhorn, Autograd, m) {
+  m.impl("pool_wide", no_second_derivative());
+  m.impl("pool_spread", no_second_derivative());
+}
+TORCH_LIBRARY_IMPL(sinkhorn, CompositeExplicitAutograd, m) { m.impl("pool_wide", pool_wide); }
 TORCH_LIBRARY_IMPL(sinkhorn, CPU, m) { m.impl("pool_spread", pool_spread_cpu); }
 TORCH_LIBRARY_IMPL(sinkhorn, Meta, m) { m.impl("pool_spread", pool_spread_meta); }
 

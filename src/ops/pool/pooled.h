@@ -14,8 +14,10 @@ struct PoolKind {
 };
 
 struct Pooled {
-  Tensor x;                   // the x that was given
-  std::vector<Tensor> pools;  // [B, N, E] each
+  Tensor x;  // the x that was given
+  // [B, N, E] each, rounded to the type of x and handed on in the one that sums run in, where a
+  // sort network reads them.
+  std::vector<Tensor> pools;
 };
 
 // One or two pools of x [B, L, E]. Read the x that comes back: its gradient and those of the pools
