@@ -1,8 +1,10 @@
 // Picks the form of balance: by the number of blocks, and by what the columns need.
 //
-// The border: at 128 blocks a CTA holds a head's matrix in shared memory, 81 KB with what a causal
-// backward needs beside it, which every supported card has. The next size would be 256 KB. At 2048
-// blocks a CTA of 512 threads holds 8 rows in registers.
+// The borders: up to 16 blocks a warp holds the matrix of a head with causal columns, and no
+// barrier stands between the short steps of so small a one. At 128 blocks a CTA holds a head's
+// matrix in shared memory, 81 KB with what a causal backward needs beside it, which every supported
+// card has. The next size would be 256 KB. At 2048 blocks a CTA of 512 threads holds 8 rows in
+// registers.
 #include "kernels/cuda/balance.h"
 #include "kernels/cuda/balance_launch.h"
 
@@ -14,6 +16,12 @@ bool scans_columns(const BalanceParams& p) {
   return p.iterations > 0 && (p.columns == Columns::kPrefix || p.columns == Columns::kPrior);
 }
 
+bool fits_a_warp_fwd(const BalanceParams& p) {
+  return scans_columns(p) && balance::warp_causal_covers_fwd(p);
+}
+bool fits_a_warp_bwd(const BalanceParams& p) {
+  return scans_columns(p) && balance::warp_causal_covers_bwd(p);
+}
 bool fits_a_head(const BalanceParams& p) { return p.blocks <= balance::kLargestHead; }
 bool fits_strips(const BalanceParams& p) { return p.blocks <= balance::kLargestStrip; }
 
@@ -36,6 +44,7 @@ int64_t balance_fwd_scratch(const BalanceParams& params) {
 }
 
 int64_t balance_bwd_scratch(const BalanceParams& params) {
+  if (fits_a_warp_bwd(params)) return 0;
   if (fits_a_head(params)) {
     return scans_columns(params) ? balance::head_causal_bwd_scratch(params) : 0;
   }
@@ -49,6 +58,7 @@ int64_t balance_bwd_scratch(const BalanceParams& params) {
 
 void launch_balance_fwd(const BalanceParams& params, void* scratch, Stream stream) {
   if (params.batch == 0) return;
+  if (fits_a_warp_fwd(params)) return balance::warp_causal_fwd(params, stream);
   if (fits_a_head(params)) {
     scans_columns(params) ? balance::head_causal_fwd(params, stream)
                           : balance::head_full_fwd(params, stream);
@@ -63,6 +73,7 @@ void launch_balance_fwd(const BalanceParams& params, void* scratch, Stream strea
 
 void launch_balance_bwd(const BalanceParams& params, void* scratch, Stream stream) {
   if (params.batch == 0) return;
+  if (fits_a_warp_bwd(params)) return balance::warp_causal_bwd(params, stream);
   if (fits_a_head(params)) {
     scans_columns(params) ? balance::head_causal_bwd(params, scratch, stream)
                           : balance::head_full_bwd(params, stream);

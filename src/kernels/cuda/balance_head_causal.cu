@@ -22,6 +22,7 @@
 // A thread reads back only what it wrote itself. docs/math.md has the derivation.
 #include "kernels/cuda/balance_head.cuh"
 #include "kernels/cuda/balance_launch.h"
+#include "kernels/cuda/balance_segment.cuh"
 
 namespace sinkhorn::cuda::balance {
 namespace {
@@ -35,10 +36,6 @@ struct CausalMemory {
   bool live[Shape::kSize];
 };
 
-__device__ __forceinline__ float* causal_terms(const BalanceParams& p, int64_t head, int64_t k) {
-  return static_cast<float*>(p.terms) + (head * (p.iterations + 1) + k) * p.blocks;
-}
-
 // The column layout, with x or z of this thread's rows.
 template <class Shape, bool kPrefix>
 struct ColumnSegment {
@@ -50,14 +47,7 @@ struct ColumnSegment {
   __device__ __forceinline__ int tile(int e) const { return row(e) * Shape::kStride + column; }
 
   __device__ __forceinline__ void put_total(Totals& totals) const {
-    LogSum s;
-    if constexpr (kPrefix) {
-      s.add(x);
-    } else {
-#pragma unroll
-      for (int e = 0; e < Shape::kEach; ++e) s.sum += exp2f(x[e]);
-    }
-    totals[segment][column] = s;
+    totals[segment][column] = segment_total<kPrefix>(x);
   }
   // Of the segments above.
   __device__ __forceinline__ LogSum carry(const Totals& totals) const {
@@ -72,20 +62,6 @@ struct ColumnSegment {
       }
     }
     return s;
-  }
-  // x^(k-1) becomes z^k.
-  __device__ __forceinline__ void column_step(LogSum s) {
-#pragma unroll
-    for (int e = 0; e < Shape::kEach; ++e) {
-      if constexpr (kPrefix) {
-        s.add(x[e]);
-        if (x[e] != kNothing) x[e] = (x[e] - s.top) - log2f(s.sum);
-      } else {
-        const float own = exp2f(x[e]);
-        x[e] -= log2f(1.0f + s.sum);
-        s.sum += own;
-      }
-    }
   }
   // z^k becomes x^k.
   __device__ __forceinline__ void row_step(const float* u) {
@@ -130,7 +106,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     own.row_step(m.u[0]);
     own.put_total(m.totals[0]);
     __syncthreads();
-    own.column_step(own.carry(m.totals[0]));
+    step_columns<kPrefix>(own.x, own.carry(m.totals[0]));
 #pragma unroll
     for (int e = 0; e < Shape::kEach; ++e) m.tile[own.tile(e)] = own.x[e];
     __syncthreads();
@@ -208,7 +184,7 @@ class CausalBackward {
       own_.put_total(m_.totals[k & 1]);
       put_u(k, u);
       __syncthreads();
-      own_.column_step(own_.carry(m_.totals[k & 1]));
+      step_columns<kPrefix>(own_.x, own_.carry(m_.totals[k & 1]));
       keep(k);
       own_.row_step(m_.u[k & 1]);
     }
@@ -246,12 +222,7 @@ class CausalBackward {
 #pragma unroll
     for (int below = Shape::kParts - 1; below > 0; --below) {
       if (below <= own_.segment) break;
-      const Suffix total = m_.suffixes[below][own_.column];
-      if constexpr (kPrefix) {
-        if (!total.empty()) s.add(total.weight, total.level);
-      } else {
-        s.weight += total.weight;
-      }
+      add_segment<kPrefix>(s, m_.suffixes[below][own_.column]);
     }
     sweep_up<true>(k, s);
   }
@@ -263,15 +234,7 @@ class CausalBackward {
 #pragma unroll
     for (int e = Shape::kEach - 1; e >= 0; --e) {
       const float z = z_from[e * Shape::kSize], x = x_from[e * Shape::kSize] - u[own_.row(e)];
-      if (z == kNothing) continue;
-      const float g = g_[e];
-      if constexpr (kPrefix) {
-        s.add(g, x - z);
-        if constexpr (kApply) g_[e] = g - exp2f(z) * s.weight;
-      } else {
-        if constexpr (kApply) g_[e] = g - exp2f(x) * s.weight;
-        s.weight += g * exp2f(z - x);
-      }
+      if (z != kNothing) undo_column<kPrefix, kApply>(z, x, g_[e], s);
     }
   }
 

@@ -1,4 +1,4 @@
-// The three forms of balance, each with full columns (or none) and with causal ones; balance.cu
+// The forms of balance, each with full columns (or none) and with causal ones; balance.cu
 // picks.
 #pragma once
 
@@ -14,6 +14,13 @@ inline constexpr int64_t kLargestStrip = 2048;  // blocks of which a CTA holds w
 
 void head_full_fwd(const BalanceParams& p, Stream stream);
 void head_full_bwd(const BalanceParams& p, Stream stream);
+
+// Prefix and prior columns, iterations >= 1, of so few blocks that a warp holds a head's matrix;
+// backward for so few iterations that it keeps all of them at hand.
+bool warp_causal_covers_fwd(const BalanceParams& p);
+bool warp_causal_covers_bwd(const BalanceParams& p);
+void warp_causal_fwd(const BalanceParams& p, Stream stream);
+void warp_causal_bwd(const BalanceParams& p, Stream stream);
 
 // Scratch in bytes; prefix and prior columns, iterations >= 1.
 int64_t head_causal_bwd_scratch(const BalanceParams& p);
