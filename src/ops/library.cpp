@@ -10,6 +10,7 @@ TORCH_LIBRARY(sinkhorn, m) {
   m.def(
       "pool_bwd(Tensor grad, Tensor? mask, SymInt length, int block, str mode, bool causal) "
       "-> Tensor");
+  m.def("pool_wide(Tensor x, int block, str mode, bool causal, Tensor? mask) -> Tensor");
   m.def(
       "pool_spread(Tensor onto, Tensor[] grads, Tensor? mask, int block, str[] modes, "
       "bool[] causal) -> Tensor");
