@@ -34,8 +34,9 @@ class CudaGraph : public Graph {
 
 class CudaStream : public StepStream {
  public:
+  // Before the side stream's, whose work nobody waits for.
   explicit CudaStream(at::Device device)
-      : guard_(c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device.index())) {}
+      : guard_(c10::cuda::getStreamFromPool(/*isHighPriority=*/true, device.index())) {}
   bool can_capture() const override { return true; }
   std::unique_ptr<Graph> capture(const std::function<void()>& f) override {
     guard_.current_stream().synchronize();
