@@ -41,6 +41,7 @@ bool covers_norm(int64_t, int64_t) { return false; }
 int64_t norm_partials(int64_t, int64_t) { absent(); }
 void launch_norm_fwd(const NormParams&, Stream) { absent(); }
 void launch_norm_bwd(const NormParams&, Stream) { absent(); }
+void launch_norm_sums(const NormParams&, Stream) { absent(); }
 void launch_residual_fwd(const NormParams&, Stream) { absent(); }
 void launch_residual_bwd(const NormParams&, Stream) { absent(); }
 
@@ -48,6 +49,7 @@ bool covers_feed_forward(int64_t, int64_t) { return false; }
 int64_t feed_forward_partials(const FeedForwardParams&) { absent(); }
 void launch_feed_forward_dropout(const FeedForwardParams&, Stream) { absent(); }
 void launch_feed_forward_bwd(const FeedForwardParams&, Stream) { absent(); }
+void launch_bias_partials(const FeedForwardParams&, Stream) { absent(); }
 void launch_bias_sum(const FeedForwardParams&, Stream) { absent(); }
 
 bool covers_block_logits(int64_t, int64_t, int64_t) { return false; }
@@ -62,10 +64,8 @@ void launch_scale(const ScaleParams&, Stream) { absent(); }
 
 bool covers_embed(int64_t, int64_t, int64_t) { return false; }
 bool covers_embed_sort(int64_t, int64_t) { return false; }
-bool covers_embed_sort(int64_t, int64_t) { return false; }
 int64_t embed_partials(int64_t) { absent(); }
 void launch_embed_fwd(const EmbedParams&, Stream) { absent(); }
-void launch_embed_sort(const EmbedSort&, Stream) { absent(); }
 void launch_embed_sort(const EmbedSort&, Stream) { absent(); }
 void launch_embed_bwd(const EmbedGradient&, Stream) { absent(); }
 

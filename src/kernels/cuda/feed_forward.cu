@@ -109,14 +109,12 @@ int64_t strip_rows(const FeedForwardParams& p) {
 
 template <bool kRelu>
 void start_bwd(const FeedForwardParams& p, Stream stream) {
-  const int64_t strips = feed_forward_partials(p);
-  const dim3 grid(static_cast<unsigned>(pack_blocks(p)), static_cast<unsigned>(strips));
+  const dim3 grid(static_cast<unsigned>(pack_blocks(p)),
+                  static_cast<unsigned>(feed_forward_partials(p)));
   by_type(p.type, [&]<class T>() {
     feed_forward_bwd_kernel<T, kRelu><<<grid, dim3(32, kRowThreads), 0, stream>>>(p, strip_rows(p));
   });
   check_launch("feed_forward_bwd");
-  start_column_sum({strips, p.width, p.partial, {p.grad_bias, nullptr}}, 1, stream);
-  check_launch("feed_forward_bwd sums");
 }
 
 }  // namespace
@@ -140,6 +138,14 @@ void launch_feed_forward_bwd(const FeedForwardParams& p, Stream stream) {
   start_bwd<true>(p, stream);
 }
 
-void launch_bias_sum(const FeedForwardParams& p, Stream stream) { start_bwd<false>(p, stream); }
+void launch_bias_partials(const FeedForwardParams& p, Stream stream) {
+  start_bwd<false>(p, stream);
+}
+
+void launch_bias_sum(const FeedForwardParams& p, Stream stream) {
+  start_column_sum({feed_forward_partials(p), p.width, p.partial, {p.grad_bias, nullptr}}, 1,
+                   stream);
+  check_launch("feed_forward_bwd sums");
+}
 
 }  // namespace sinkhorn::cuda

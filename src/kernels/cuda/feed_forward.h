@@ -31,9 +31,11 @@ int64_t feed_forward_partials(const FeedForwardParams& p);
 
 // Drops elements of inner in place.
 void launch_feed_forward_dropout(const FeedForwardParams& p, Stream stream);
-// grad and grad_bias.
+// grad and, strip by strip, the sums of its rows: partial.
 void launch_feed_forward_bwd(const FeedForwardParams& p, Stream stream);
-// grad_bias alone: the sums of grad_inner over rows, of any product with a bias.
+// partial alone: of grad_inner, of any product with a bias.
+void launch_bias_partials(const FeedForwardParams& p, Stream stream);
+// grad_bias, from partial alone.
 void launch_bias_sum(const FeedForwardParams& p, Stream stream);
 
 }  // namespace sinkhorn::cuda

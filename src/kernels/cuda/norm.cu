@@ -72,6 +72,10 @@ void launch_norm_bwd(const NormParams& p, Stream stream) {
     });
   });
   check_launch("norm_bwd");
+}
+
+void launch_norm_sums(const NormParams& p, Stream stream) {
+  const int64_t blocks = norm_partials(p.rows, p.width);
   start_column_sum({blocks, p.width, p.partial, {p.grad_weight, p.grad_bias}}, 2, stream);
   check_launch("norm_bwd sums");
 }

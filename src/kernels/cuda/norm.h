@@ -43,8 +43,9 @@ int64_t norm_partials(int64_t rows, int64_t width);
 
 // sum (where there is a part), normed, mean and rstd.
 void launch_norm_fwd(const NormParams& p, Stream stream);
-// grad_x, grad_part, grad_weight and grad_bias.
+// grad_x, grad_part and partial; then, from partial alone, grad_weight and grad_bias.
 void launch_norm_bwd(const NormParams& p, Stream stream);
+void launch_norm_sums(const NormParams& p, Stream stream);
 
 // The sum without a norm: sum, and backward grad_part from grad_sum.
 void launch_residual_fwd(const NormParams& p, Stream stream);

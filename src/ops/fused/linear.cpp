@@ -110,32 +110,30 @@ Tensor linear_fwd(const Tensor& x, const Tensor& weight, const OptionalTensor& b
   return missing > 0 ? out.narrow(-1, 0, weight.size(0)) : out;
 }
 
-// The gradients of x weight' + bias from that of dropout(relu(.)), whose zeros tell what was cut or
-// dropped: [rows, F], [F].
-std::tuple<Tensor, Tensor> relu_gradients(const Tensor& grad, const Tensor& out, double dropout_p,
-                                          at::ScalarType type) {
+// The gradient of x weight' + bias from that of dropout(relu(.)), whose zeros tell what was cut or
+// dropped: [rows, F]; and sums of its rows, strip by strip, where a kernel has made them in
+// passing.
+std::tuple<Tensor, Tensor> relu_gradient(const Tensor& grad, const Tensor& out, double dropout_p) {
   if (!kernel_covers(grad, grad.sym_size(1))) {
     const double kept = 1.0 / (1.0 - dropout_p);
-    const Tensor result = at::where(out <= 0, 0, kept == 1.0 ? grad : grad * kept);
-    return {result, at::sum(result, 0, false, type)};
+    return {at::where(out <= 0, 0, kept == 1.0 ? grad : grad * kept), Tensor()};
   }
   const c10::DeviceGuard guard(grad.device());
   const Tensor inner = aligned(out), plain_grad = aligned(grad);
   cuda::FeedForwardParams p = params_of(inner, dropout_p);
-  const auto floats = grad.options().dtype(at::kFloat);
   const Tensor result = at::empty(inner.sizes(), inner.options());
-  const Tensor partial = at::empty({cuda::feed_forward_partials(p), p.width}, floats);
-  const Tensor bias = at::empty({p.width}, floats);
+  const Tensor partial =
+      at::empty({cuda::feed_forward_partials(p), p.width}, grad.options().dtype(at::kFloat));
   p.grad_inner = plain_grad.const_data_ptr();
   p.grad = result.data_ptr();
   p.partial = partial.data_ptr<float>();
-  p.grad_bias = bias.data_ptr<float>();
   cuda::launch_feed_forward_bwd(p, current_stream(grad));
-  return {result, bias.to(type)};
+  return {result, partial};
 }
 
-// The sums of grad [rows, F] over rows, the gradient of a bias: to out [F].
-void write_bias_gradient(const Tensor& grad, Tensor& out) {
+// The sums of grad [rows, F] over rows, the gradient of a bias: to out [F]. made: the sums by
+// strips, where relu_gradient has made them.
+void write_bias_gradient(const Tensor& grad, const Tensor& made, Tensor& out) {
   if (!kernel_covers(grad, grad.sym_size(1))) {
     at::sum_out(out, grad, 0, false, out.scalar_type());
     return;
@@ -147,11 +145,13 @@ void write_bias_gradient(const Tensor& grad, Tensor& out) {
   p.width = grad.size(1);
   p.type = kernel_type(grad.scalar_type());
   const auto floats = grad.options().dtype(at::kFloat);
-  const Tensor partial = at::empty({cuda::feed_forward_partials(p), p.width}, floats);
+  const Tensor partial =
+      made.defined() ? made : at::empty({cuda::feed_forward_partials(p), p.width}, floats);
   const Tensor bias = out.scalar_type() == at::kFloat ? out : at::empty({p.width}, floats);
   p.grad_inner = plain_grad.const_data_ptr();
   p.partial = partial.data_ptr<float>();
   p.grad_bias = bias.data_ptr<float>();
+  if (!made.defined()) cuda::launch_bias_partials(p, current_stream(grad));
   cuda::launch_bias_sum(p, current_stream(grad));
   if (!bias.is_same(out)) out.copy_(bias);
 }
@@ -178,11 +178,12 @@ struct ParameterGradients {
   Tensor rows, x;      // [rows, out] of x weight' + bias, with columns of zeros; [rows, in]
   Tensor wide_weight;  // [out, in], with as many rows of zeros
   int64_t missing;     // how many
-  Tensor bias;         // [out]; [0]: none
-  bool sums_rows;      // whether bias is still to be written
+  Tensor strip_sums;   // of rows; undefined: not made
+  bool has_bias;
+  Tensor bias;  // [out]; [0]: none
 
   void write() {
-    if (sums_rows) write_bias_gradient(rows, bias);
+    if (has_bias) write_bias_gradient(rows, strip_sums, bias);
     write_product(rows, x, wide_weight);
   }
   Tensor weight() const {
@@ -196,15 +197,14 @@ std::tuple<Tensor, ParameterGradients> begin_bwd(const Tensor& grad, const Tenso
                                                  const Tensor& weight, const Tensor& out,
                                                  const BackwardOptions& o) {
   const auto type = grad.options().dtype(o.type);
-  Tensor rows = rows_of(grad), bias;
-  if (o.relu) std::tie(rows, bias) = relu_gradients(rows, rows_of(out), o.dropout_p, o.type);
-  if (!o.relu && o.bias) bias = at::empty_symint({rows.sym_size(1)}, type);
-  if (!o.bias) bias = nothing(type);
+  Tensor rows = rows_of(grad), strip_sums;
+  if (o.relu) std::tie(rows, strip_sums) = relu_gradient(rows, rows_of(out), o.dropout_p);
+  const Tensor bias = o.bias ? at::empty_symint({rows.sym_size(1)}, type) : nothing(type);
   const int64_t missing = o.bias || o.relu ? 0 : missing_rows(x, weight);
   rows = with_columns(rows, missing);
   const Tensor grad_x = at::mm(rows, with_rows(weight, missing)).view_symint(x.sym_sizes());
   const Tensor wide_weight = at::empty_symint({rows.sym_size(1), x.sym_size(-1)}, type);
-  return {grad_x, {rows, rows_of(x), wide_weight, missing, bias, o.bias && !o.relu}};
+  return {grad_x, {rows, rows_of(x), wide_weight, missing, strip_sums, o.bias, bias}};
 }
 
 LinearGradients linear_bwd(const Tensor& grad, const Tensor& x, const Tensor& weight,
@@ -285,7 +285,9 @@ class LinearFunction : public torch::autograd::Function<LinearFunction> {
   static void leave_aside(SavedData& data, ParameterGradients& own) {
     const auto held = data["side"].toCapsule();
     auto& side = static_cast<SideWork&>(*held);
-    side.run({own.rows, own.x, own.wide_weight, own.bias}, [&] { own.write(); });
+    std::vector<Tensor> kept{own.rows, own.x, own.wide_weight, own.bias};
+    if (own.strip_sums.defined()) kept.push_back(own.strip_sums);
+    side.run(std::move(kept), [&] { own.write(); });
     const auto parameters = data["parameters"].toOptionalTensorList();
     const OptionalTensor weight = parameters[0], bias = parameters[1];
     side.leave(*weight, own.weight());

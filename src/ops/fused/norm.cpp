@@ -9,6 +9,7 @@
 #include "ops/autograd.h"
 #include "ops/fused/fused.h"
 #include "ops/fused/kernel_call.h"
+#include "ops/fused/side_work.h"
 
 namespace sinkhorn::ops {
 namespace {
@@ -127,13 +128,24 @@ NormGradients allocate_gradients(const Tensor& sum, const OptionalTensor& weight
           per_column(), per_column()};
 }
 
-NormGradients add_norm_bwd_cuda(const OptionalTensor& grad_sum, const OptionalTensor& grad_normed,
-                                const Tensor& sum, const OptionalTensor& weight, const Tensor& mean,
-                                const Tensor& rstd, const Tensor& rng, double dropout_p,
-                                OptionalType part_type) {
+// Backward over the rows: all but the sums that make the gradients of weight and bias.
+struct OpenGradients {
+  NormGradients gradients;
+  Tensor partial;  // [2, norm_partials, E] to be summed; undefined without a weight
+  cuda::NormParams p;
+
+  void write_sums() const {
+    if (partial.defined()) cuda::launch_norm_sums(p, current_stream(partial));
+  }
+};
+
+OpenGradients begin_bwd(const OptionalTensor& grad_sum, const OptionalTensor& grad_normed,
+                        const Tensor& sum, const OptionalTensor& weight, const Tensor& mean,
+                        const Tensor& rstd, const Tensor& rng, double dropout_p,
+                        OptionalType part_type) {
   const c10::DeviceGuard guard(sum.device());
   NormGradients result = allocate_gradients(sum, weight, dropout_p, part_type);
-  auto& [grad_x, grad_part, grad_weight, grad_bias] = result;
+  const auto& [grad_x, grad_part, grad_weight, grad_bias] = result;
   const Tensor plain_sum = aligned(sum);
   const Tensor carried = grad_sum.has_value() ? aligned(*grad_sum) : Tensor();
   const at::ScalarType type =
@@ -143,7 +155,7 @@ NormGradients add_norm_bwd_cuda(const OptionalTensor& grad_sum, const OptionalTe
   p.grad_part = grad_part.numel() > 0 ? grad_part.data_ptr() : nullptr;
   if (!weight.has_value()) {
     cuda::launch_residual_bwd(p, current_stream(sum));
-    return result;
+    return {result, Tensor(), p};
   }
   const Tensor plain_grad = aligned(*grad_normed), plain_weight = aligned(*weight);
   const Tensor partial =
@@ -158,7 +170,18 @@ NormGradients add_norm_bwd_cuda(const OptionalTensor& grad_sum, const OptionalTe
   p.grad_weight = grad_weight.data_ptr<float>();
   p.grad_bias = grad_bias.data_ptr<float>();
   cuda::launch_norm_bwd(p, current_stream(sum));
-  return result;
+  return {result, partial, p};
+}
+
+NormGradients add_norm_bwd_cuda(const OptionalTensor& grad_sum, const OptionalTensor& grad_normed,
+                                const Tensor& sum, const OptionalTensor& weight, const Tensor& mean,
+                                const Tensor& rstd, const Tensor& rng, double dropout_p,
+                                OptionalType part_type) {
+  const c10::DeviceGuard guard(sum.device());
+  const OpenGradients open =
+      begin_bwd(grad_sum, grad_normed, sum, weight, mean, rstd, rng, dropout_p, part_type);
+  open.write_sums();
+  return open.gradients;
 }
 
 NormGradients add_norm_bwd_meta(const OptionalTensor&, const OptionalTensor&, const Tensor& sum,
@@ -195,6 +218,11 @@ class AddNormFunction : public torch::autograd::Function<AddNormFunction> {
     context->saved_data["dropout_p"] = part.has_value() ? dropout_p : 0.0;
     context->saved_data["type"] = static_cast<int64_t>(type);
     context->saved_data["has_part"] = part.has_value();
+    const SideWorkPtr side = SideScope::current();
+    if (side && side->accepts(weight) && side->accepts(bias)) {
+      context->saved_data["side"] = c10::IValue::make_capsule(side);
+      context->saved_data["parameters"] = c10::List<Tensor>({weight, bias});
+    }
     return {part.has_value() ? sum : x, normed};
   }
   static variable_list backward(AutogradContext* context, variable_list grads) {
@@ -208,14 +236,32 @@ class AddNormFunction : public torch::autograd::Function<AddNormFunction> {
     if (!grad_normed.defined()) {
       grad_normed = at::zeros(sum.sizes(), sum.options().dtype(type));
     }
-    auto [x, part, weight, bias] = call_bwd(or_none(grads[0]), grad_normed, sum, saved[1], saved[2],
-                                            saved[3], saved[4], dropout_p, part_type);
+    const auto run = [&](const auto& bwd) {
+      return bwd(or_none(grads[0]), grad_normed, sum, saved[1], saved[2], saved[3], saved[4],
+                 dropout_p, part_type);
+    };
+    const bool aside = context->saved_data.count("side") > 0;
+    auto [x, part, weight, bias] =
+        aside ? leave_sums(context->saved_data, run(begin_bwd)) : run(call_bwd);
     variable_list result(7);
     result[0] = x;
     if (has_part) result[1] = shares_gradient(sum, dropout_p, part_type) ? x : part;
     result[2] = weight;
     result[3] = bias;
     return result;
+  }
+
+ private:
+  // The sums are short, but whatever follows would wait for them.
+  static NormGradients leave_sums(SavedData& data, const OpenGradients& open) {
+    const auto& [x, part, weight, bias] = open.gradients;
+    const auto held = data["side"].toCapsule();
+    auto& side = static_cast<SideWork&>(*held);
+    side.run({open.partial, weight, bias}, [&] { open.write_sums(); });
+    const auto parameters = data["parameters"].toTensorVector();
+    side.leave(parameters[0], weight);
+    side.leave(parameters[1], bias);
+    return {x, part, Tensor(), Tensor()};
   }
 };
 
