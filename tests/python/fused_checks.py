@@ -16,7 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import embed_checks
+import sort_net_checks
 import support
+import update_checks
 from fused_values import Values, compare, gradients, leaves
 from support import randn, rms, rms_error
 
@@ -306,7 +308,8 @@ def cross_entropy_backward_twice(device: str) -> None:
 
 CHECKS = [norms, norm_of_any_strides, norm_backward_from_one_output, dropout_of_parts, linears,
           dropout_after_relu, cross_entropies, cross_entropy_of_extreme_logits,
-          cross_entropy_of_unaligned_logits, cross_entropy_backward_twice, *embed_checks.CHECKS]
+          cross_entropy_of_unaligned_logits, cross_entropy_backward_twice, *embed_checks.CHECKS,
+          *update_checks.CHECKS, *sort_net_checks.CHECKS]
 
 
 def graph_advances_dropout(device: str) -> None:
@@ -341,7 +344,8 @@ def graph_advances_dropout(device: str) -> None:
     assert all(torch.equal(a, b) for a, b in zip(seen[:3], seen[3:])), "the same seed"
 
 
-GRAPHS = [graph_advances_dropout, embed_checks.graph_reads_new_ids]
+GRAPHS = [graph_advances_dropout, embed_checks.graph_reads_new_ids,
+          update_checks.graph_holds_a_whole_step]
 
 
 @contextmanager
