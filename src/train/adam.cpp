@@ -23,10 +23,29 @@ Adam::Adam(const OptimizerConfig& config, const NamedTensors& parameters) : conf
     slots_.push_back({name, parameter, at::zeros_like(values), at::zeros_like(values), step,
                       is_decayed(config, name, parameter)});
   }
+  arrived_ = at::zeros({1}, parameters.at(0).second.options().dtype(at::kInt));
+}
+
+ops::AdamTensors Adam::tensors_with_gradients() const {
+  ops::AdamTensors x;
+  for (const Slot& slot : slots_) {
+    if (!slot.parameter.grad().defined()) continue;
+    x.parameters.push_back(slot.parameter);
+    x.gradients.push_back(slot.parameter.grad());
+    x.exp_avgs.push_back(slot.exp_avg);
+    x.exp_avg_sqs.push_back(slot.exp_avg_sq);
+    x.steps.push_back(slot.step);
+    x.decays.push_back(slot.decayed ? config_.weight_decay : 0.0);
+  }
+  return x;
 }
 
 void Adam::step(const at::Tensor& rate, const std::optional<at::Tensor>& divisor) {
   const at::NoGradGuard no_grad;
+  if (rate.is_cuda() && ops::adam_step(tensors_with_gradients(), rate, divisor,
+                                       {config_.beta1, config_.beta2, config_.epsilon, arrived_})) {
+    return;
+  }
   step_group(/*decayed=*/true, rate, divisor);
   step_group(/*decayed=*/false, rate, divisor);
 }

@@ -1,6 +1,7 @@
-// Adam and AdamW on ATen's fused kernels.
+// Adam and AdamW: on CUDA all parameters in one launch, elsewhere ATen's fused kernels.
 #pragma once
 
+#include "ops/fused/update.h"
 #include "train/optimizer.h"
 
 namespace sinkhorn::train {
@@ -20,10 +21,12 @@ class Adam : public Optimizer {
     at::Tensor parameter, exp_avg, exp_avg_sq, step;
     bool decayed;
   };
+  ops::AdamTensors tensors_with_gradients() const;
   void step_group(bool decayed, const at::Tensor& rate, const std::optional<at::Tensor>& divisor);
 
   OptimizerConfig config_;
   std::vector<Slot> slots_;
+  at::Tensor arrived_;  // what the kernel counts in
 };
 
 }  // namespace sinkhorn::train

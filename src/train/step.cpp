@@ -1,16 +1,12 @@
 #include "train/step.h"
 
-#include <ATen/ops/_foreach_norm.h>
-#include <ATen/ops/argmax.h>
-#include <ATen/ops/full.h>
-#include <ATen/ops/isfinite.h>
 #include <ATen/ops/stack.h>
-#include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include "ops/fused/side_work.h"
+#include "ops/fused/update.h"
 #include "sinkhorn/error.h"
 #include "train/evaluate.h"
 
@@ -33,40 +29,43 @@ Stepper::Stepper(models::Model& model, const RunConfig& config, at::Device devic
   }
   optimizer_ = make_optimizer(config.optimizer, parameters_);
   const auto floats = at::TensorOptions(at::kFloat).device(device);
-  for (at::Tensor* t : {&rate_, &loss_, &losses_, &norms_}) *t = at::zeros({}, floats);
+  rate_ = at::zeros({}, floats);
+  sums_ = at::zeros({2}, floats);
+  record_ = ops::new_record(device);
   steps_since_report_ = at::zeros({}, at::kLong);
-  const auto numbers = at::TensorOptions(at::kLong).device(device);
-  step_ = at::zeros({}, numbers);
-  failed_step_ = at::zeros({}, numbers);
-  failed_parameter_ = at::full({}, -1, numbers);
   // Recomputed layers are there to save memory, which side work keeps.
   if (aside && !config.model.checkpoint) side_stream_ = ops::make_side_stream(device);
   // A recomputed layer reads the generator's state, which a capture cannot.
   capture_ = config.train.graph && stream_->can_capture() && !config.model.checkpoint;
 }
 
-void Stepper::backward(const std::vector<models::Input>& inputs) {
+void Stepper::set_steps_done(int64_t steps) {
+  steps_done_ = steps;
+  record_[ops::kSteps].fill_(steps);
+}
+
+at::Tensor Stepper::backward(const std::vector<models::Input>& inputs) {
   // A parameter's first gradient becomes its .grad as it is: no zeros to add it to.
   for (auto& [name, parameter] : parameters_) parameter.mutable_grad() = at::Tensor();
   const nn::CopyScope copies(model_);
-  loss_.zero_();
+  at::Tensor loss;
   if (inputs.size() == 1) {
     ops::SideScope side(side_stream_);
-    const at::Tensor loss = model_.loss(inputs[0], context_);
+    loss = model_.loss(inputs[0], context_);
     torch::autograd::backward({loss}, {});
     side.join();
-    loss_.add_(loss.detach());
   } else {
-    accumulate(inputs);
+    loss = accumulate(inputs);
   }
   gradients_.clear();
   for (auto& [name, parameter] : parameters_) {
     if (!parameter.grad().defined()) parameter.mutable_grad() = at::zeros_like(parameter);
     gradients_.push_back(parameter.grad());
   }
+  return loss.detach();
 }
 
-void Stepper::accumulate(const std::vector<models::Input>& inputs) {
+at::Tensor Stepper::accumulate(const std::vector<models::Input>& inputs) {
   // Every target counts the same, in whichever of the batches it stands.
   std::vector<at::Tensor> counts;
   for (const models::Input& input : inputs) {
@@ -74,45 +73,29 @@ void Stepper::accumulate(const std::vector<models::Input>& inputs) {
     counts.push_back((labels ? input.targets >= 0 : input.targets != 0).sum().to(at::kFloat));
   }
   const at::Tensor all = at::stack(counts).sum();
+  at::Tensor sum = at::zeros({}, rate_.options());
   for (size_t i = 0; i < inputs.size(); ++i) {
     const at::Tensor loss = model_.loss(inputs[i], context_) * (counts[i] / all);
     torch::autograd::backward({loss}, {});
-    loss_.add_(loss.detach());
+    sum.add_(loss.detach());
   }
+  return sum;
 }
 
 // The one place between backward and clipping: with several machines gradients are summed here.
 void Stepper::exchange_gradients() {}
 
-void Stepper::note_failures(const at::Tensor& norms, const at::Tensor& norm) {
-  const at::Tensor fine = at::isfinite(norm).logical_and(at::isfinite(loss_));
-  const at::Tensor first = fine.logical_not().logical_and(failed_step_ == 0);
-  const at::Tensor bad = at::isfinite(norms).logical_not();
-  const at::Tensor index = at::where(bad.any(), at::argmax(bad.to(at::kInt)), -1);
-  failed_parameter_.copy_(at::where(first, index, failed_parameter_));
-  failed_step_.copy_(at::where(first, step_, failed_step_));
-}
-
-std::optional<at::Tensor> Stepper::clipping() {
-  const at::Tensor norms = at::stack(at::_foreach_norm(gradients_));
-  const at::Tensor norm = norms.norm();
-  note_failures(norms, norm);
-  norms_.add_(norm);
-  if (config_.optimizer.clip <= 0) return std::nullopt;
-  return ((norm + 1e-6) / config_.optimizer.clip).clamp_min(1.0);
-}
-
 void Stepper::run(const std::vector<models::Input>& inputs) {
-  step_.add_(1);
-  backward(inputs);
-  losses_.add_(loss_);
+  const at::Tensor loss = backward(inputs);
   exchange_gradients();
-  optimizer_->step(rate_, clipping());
+  const double clip = std::max(config_.optimizer.clip, 0.0);
+  const at::Tensor divisor = ops::note_gradients(gradients_, loss, clip, record_, sums_);
+  optimizer_->step(rate_, clip > 0 ? std::optional(divisor) : std::nullopt);
 }
 
 void Stepper::step(const std::vector<Prepared>& batches, double rate) {
-  rate_.fill_(rate);
-  step_.fill_(steps_done_);
+  if (rate != last_rate_) rate_.fill_(rate);
+  last_rate_ = rate;
   std::string shape;
   for (const Prepared& batch : batches) shape += signature(batch.input);
   const bool known = graphs_.count(shape) > 0;
@@ -136,9 +119,10 @@ void Stepper::step(const std::vector<Prepared>& batches, double rate) {
 }
 
 void Stepper::report_failures() const {
-  const int64_t failed = failed_step_.item<int64_t>();
+  const at::Tensor record = record_.cpu();
+  const int64_t failed = record[ops::kFailedStep].item<int64_t>();
   if (failed > 0) {
-    const int64_t index = failed_parameter_.item<int64_t>();
+    const int64_t index = record[ops::kFailedParameter].item<int64_t>();
     throw Error("step " + std::to_string(failed) + ": " +
                 (index < 0 ? std::string("the loss")
                            : "the gradient of " + parameters_[static_cast<size_t>(index)].first) +
@@ -151,15 +135,15 @@ Stepper::Report Stepper::report() {
   report_failures();
   const int64_t steps = steps_since_report_.item<int64_t>();
   const double count = static_cast<double>(std::max<int64_t>(steps, 1));
-  const Report report{losses_.item<double>() / count, norms_.item<double>() / count, steps};
-  losses_.zero_();
-  norms_.zero_();
+  const at::Tensor sums = sums_.cpu();
+  const Report report{sums[0].item<double>() / count, sums[1].item<double>() / count, steps};
+  sums_.zero_();
   steps_since_report_.zero_();
   return report;
 }
 
 NamedTensors Stepper::report_state() const {
-  return {{"loss", losses_}, {"gradient_norm", norms_}, {"steps", steps_since_report_}};
+  return {{"loss", sums_[0]}, {"gradient_norm", sums_[1]}, {"steps", steps_since_report_}};
 }
 
 }  // namespace sinkhorn::train

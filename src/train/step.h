@@ -37,7 +37,7 @@ class Stepper {
   NamedTensors report_state() const;
 
   int64_t steps_done() const { return steps_done_; }
-  void set_steps_done(int64_t steps) { steps_done_ = steps; }
+  void set_steps_done(int64_t steps);
   Optimizer& optimizer() { return *optimizer_; }
   const NamedTensors& parameters() const { return parameters_; }
   nn::Context context() const { return context_; }
@@ -49,12 +49,10 @@ class Stepper {
     int64_t eager_steps = 0;
   };
   void run(const std::vector<models::Input>& inputs);
-  void backward(const std::vector<models::Input>& inputs);
-  void accumulate(const std::vector<models::Input>& inputs);
+  // These return the loss.
+  at::Tensor backward(const std::vector<models::Input>& inputs);
+  at::Tensor accumulate(const std::vector<models::Input>& inputs);
   void exchange_gradients();
-  // What the gradients are to be divided by: 1, or more where their norm is too large.
-  std::optional<at::Tensor> clipping();
-  void note_failures(const at::Tensor& norms, const at::Tensor& norm);
 
   models::Model& model_;
   RunConfig config_;
@@ -65,9 +63,11 @@ class Stepper {
   NamedTensors parameters_;
   std::vector<at::Tensor> gradients_;  // of this step, in the order of the parameters
   std::unique_ptr<Optimizer> optimizer_;
-  at::Tensor rate_, step_, loss_, losses_, norms_;  // scalars on the device
-  at::Tensor steps_since_report_;                   // on the CPU
-  at::Tensor failed_step_, failed_parameter_;       // the first that was not finite; 0 and -1: none
+  double last_rate_ = 0;           // what rate_ holds
+  at::Tensor rate_;                // a scalar on the device
+  at::Tensor record_;              // ops::new_record, on the device
+  at::Tensor sums_;                // [2], on the device: of losses and norms since the last report
+  at::Tensor steps_since_report_;  // on the CPU
   bool capture_;
   std::map<std::string, Captured> graphs_;  // by the inputs' signature
   int64_t steps_done_ = 0;
