@@ -1,5 +1,6 @@
-"""The CUDA forms of balance, and pool, where their tiles change: one CTA a head up to 128 blocks,
-strips of whole rows and groups of heads above, few and many iterations. Skipped without a GPU.
+"""The CUDA forms of balance, and pool, where their tiles change: one warp a head up to 16 blocks
+with causal columns, one CTA a head up to 128, strips of whole rows and groups of heads above, few and
+many iterations. Skipped without a GPU.
 
 As a program it runs the same checks without pytest, and then prints times:
 
@@ -25,6 +26,7 @@ from support import load_libraries, randn, value_and_grads  # noqa: E402
 ops = torch.ops.sinkhorn
 SIZES = (15, 16, 17, 32, 33, 64, 65, 128, 129, 160, 161, 257, 516, 1030)
 ITERATIONS = (5, 1, 9, 2, 20)  # beyond 7 backward replays in stretches
+WARP_SIZES, WARP_ITERATIONS = (1, 3, 8, 9, 16), (1, 5, 7, 8)  # a warp goes back through up to 7
 
 
 def on_gpu() -> None:
@@ -39,6 +41,11 @@ def balance_cases() -> list[Balance]:
             if (rule + turn) % 3 == 0:
                 found.append(Balance(causal, columns, ITERATIONS[(rule + turn // 3) % 5], window,
                                      bool(turn & 1), bool(rule & 1), 2, 2, N))
+    scanned = [rule for rule in BALANCE_RULES if rule[1] in ("prefix", "prior")]
+    for turn, N in enumerate(WARP_SIZES):
+        for rule, (causal, columns, window) in enumerate(scanned):
+            found.append(Balance(causal, columns, WARP_ITERATIONS[(rule + turn) % 4], window,
+                                 bool(turn & 1), bool(rule & 2), 2, 3, N))
     return found
 
 
