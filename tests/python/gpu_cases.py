@@ -71,6 +71,8 @@ SOME = [  # for what need not be asked of every case
     Attention("strict", "concat", 0, "none", B=1, H=1, L=1024, block=512, D=64),
     Attention("strict", "concat", 0, "none", B=2, H=2, L=320, block=64, D=128),
     Attention("inclusive", "concat", 0, "none", B=2, H=2, L=144, block=16, D=72),
+    Attention("strict", "concat", 0, "none", B=2, H=2, L=320, block=64, D=256),
+    Attention("inclusive", "concat", 0, "none", B=2, H=2, L=144, block=16, D=136),
     Attention("strict", "concat", 0, "none", B=2, H=2, L=320, block=64, D=32),
     Attention("inclusive", "concat", 0, "none", B=2, H=2, L=144, block=16, D=24),
     Attention("none", "concat", 0, "none", B=2, H=2, L=512, block=128, D=32),

@@ -100,19 +100,20 @@ MANY_BLOCKS = [
 
 
 def _wide_pairs() -> list[Attention]:
-    """For attention_bwd_pair at D in (64, 128]: whole blocks, whose last tile of 64 is full or
+    """For attention_bwd_pair at D > 64: whole blocks, whose last tile of 64 is full or
     partly filled; more tiles than a card has multiprocessors. A short last block has weights, and
     is the general kernels'."""
     rules = ("none", "strict", "inclusive")
     found = [_attention(2, 2, length, block, D, causal)
-             for D, (block, length), causal in product((72, 96, 128), ((16, 144), (32, 160),
-                                                                       (64, 256)), rules)]
-    found += [_attention(8, 8, 512, 64, 128, causal) for causal in rules]
+             for D, (block, length), causal in product((72, 96, 128, 136, 256), (
+                 (16, 144), (32, 160), (64, 256)), rules)]
+    found += [_attention(8, 8, 512, 64, D, causal) for D, causal in product((128, 256), rules)]
     found += [_attention(1, 2, length + block // 3, block, 96, causal)
               for (block, length), causal in product(((16, 144), (64, 256)), rules)]
     return [*found, _attention(1, 2, 256, 64, 100, "strict"), _attention(2, 2, 32, 32, 128),
             _attention(1, 2, 512, 64, 128, scale=-0.1),
-            _attention(1, 2, 512, 128, 128, "strict")]
+            _attention(1, 2, 512, 128, 128, "strict"), _attention(2, 2, 32, 32, 192, "inclusive"),
+            _attention(1, 2, 512, 64, 256, scale=-0.1)]
 
 
 def _narrow_tiles() -> list[Attention]:

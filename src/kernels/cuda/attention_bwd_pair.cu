@@ -19,7 +19,7 @@ void launch_pair(const AttentionCall& call, Stream stream) {
 }  // namespace
 
 void launch_attention_bwd_pair(const AttentionCall& call, Stream stream) {
-  for_hopper_engine(call, [&]<class E>() {
+  for_hopper_engine<256>(call, [&]<class E>() {
     if constexpr (E::kWidth <= 64) {
       if (call.block > kTile) return launch_pair<E, 2>(call, stream);
     }

@@ -1,5 +1,5 @@
 // Backward as in attention_bwd_together.cuh for the common case on Hopper: blocks that fill tiles
-// of 64, D <= 128, or are 128 long, D <= 64; a sort, no window, no mask, no dropout.
+// of 64, or are 128 long, D <= 64; a sort, no window, no mask, no dropout.
 //
 // A CTA takes kHalves * 64 tokens: one half where blocks fill tiles of 64, two for blocks of 128.
 // Each group of four warps has 64 keys of one list, those sorted into the tokens' place or their
@@ -13,6 +13,8 @@
 // memory, and never waits for it. At D <= 64 a thread has 128 registers, and two CTAs of one half
 // or one of two share a multiprocessor; at D <= 128, whose tiles and gradients are twice as large,
 // one CTA of one half has it alone. Either way 96 KB are under way on it; at D <= 32 half of that.
+// At D > 128 there is no room for a second stage: the next tile's loads begin when this one has
+// been read, and other CTAs have the memory in between.
 #pragma once
 
 #include "kernels/cuda/attention_bwd_pair_memory.cuh"
@@ -111,7 +113,7 @@ __global__ void __launch_bounds__(PairShape<E, kHalves>::kAllThreads, PairShape<
   int stage = 0;
   load(blockIdx.x, 0);
   load_ahead(blockIdx.x);
-  for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x, stage ^= 1) {
+  for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x, stage ^= Shape::kStages - 1) {
     const TilePlace at(p, tile, Shape::kTokens);
     const Tiles own(all_tiles, stage);
     T* const k = own.key(group);
@@ -127,7 +129,7 @@ __global__ void __launch_bounds__(PairShape<E, kHalves>::kAllThreads, PairShape<
       E::scores(s, k, own.query(i), row, lane);
       E::scores(dp, v, own.grad(i), row, lane);
       if (i == 0) {  // while products run
-        load(tile + gridDim.x, stage ^ 1);
+        if constexpr (Shape::kStages == 2) load(tile + gridDim.x, stage ^ 1);
         ahead.spread(facts, own.grad(0));
       }
       E::end();
@@ -147,7 +149,7 @@ __global__ void __launch_bounds__(PairShape<E, kHalves>::kAllThreads, PairShape<
     }
     E::publish();
     __syncthreads();  // dS' of all groups is there
-    load_ahead(tile + gridDim.x);
+    if constexpr (Shape::kStages == 2) load_ahead(tile + gridDim.x);
     {
       float dk[E::kWidth / 8][4] = {};
       E::settle(dk);
@@ -183,9 +185,14 @@ __global__ void __launch_bounds__(PairShape<E, kHalves>::kAllThreads, PairShape<
     }
     E::end();
     E::settle(dv);
+    if constexpr (Shape::kStages == 1) {
+      __syncthreads();  // all of this tile has been read
+      load(tile + gridDim.x, 0);
+    }
     store_warp_rows<T>(dv, 1.0f,
                        pair_rows<T, kHalves>(p, p.grad_value, p.grad_sorted_value, group, at),
                        p.width, row, lane);
+    if constexpr (Shape::kStages == 1) load_ahead(tile + gridDim.x);
   }
 }
 

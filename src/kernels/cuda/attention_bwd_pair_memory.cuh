@@ -9,12 +9,11 @@
 
 namespace sinkhorn::cuda {
 
-constexpr int kPairStages = 2;
-
-// Of D <= 64 and one or two halves, or of D <= 128 and one.
+// Of D <= 64 and one or two halves, or of more and one.
 template <class E, int kHalves>
 struct PairShape {
-  static_assert((kHalves == 1 || kHalves == 2) && kHalves * E::kWidth <= 128);
+  static_assert(kHalves == 1 || (kHalves == 2 && E::kWidth <= 64));
+  static constexpr int kStages = E::kWidth <= 128 ? 2 : 1;  // a tile of 256 columns has 32 KB
   static constexpr int kTokens = kHalves * kTile;
   static constexpr int kGroups = 2 * kHalves;  // lists x halves of the keys
   static constexpr int kAllThreads = kGroups * kThreads;
@@ -25,7 +24,7 @@ struct PairShape {
   static constexpr bool kOverValues = E::kElements >= E::kScoreElements;
   static constexpr int kScoreHalves = kOverValues ? kHalves - 1 : kHalves;
   static constexpr int kElements =
-      kPairStages * kStageElements + kScoreHalves * kGroups * E::kScoreElements;
+      kStages * kStageElements + kScoreHalves * kGroups * E::kScoreElements;
 };
 
 // What is known of a CTA's queries, as in QueryFacts.
@@ -48,7 +47,7 @@ struct PairTiles {
 
   __device__ __forceinline__ PairTiles(T* tiles, int number)
       : stage(tiles + number * Shape::kStageElements),
-        scores(tiles + kPairStages * Shape::kStageElements) {}
+        scores(tiles + Shape::kStages * Shape::kStageElements) {}
   __device__ __forceinline__ T* query(int half) const { return stage + half * E::kElements; }
   __device__ __forceinline__ T* grad(int half) const { return query(kHalves + half); }
   __device__ __forceinline__ T* key(int group) const { return query(2 * kHalves + 2 * group); }
@@ -94,8 +93,8 @@ __device__ __forceinline__ void load_pair(const AttentionCall& p, const TilePlac
                nullptr, thread);
 }
 
-// A thread's share of what delta and the softmax need of a tile: two pieces of O, four where D > 64
-// and one where D <= 32, and one query's statistics.
+// A thread's share of what delta and the softmax need of a tile: one piece of O where D <= 32, two
+// where D <= 64, then four and eight, and one query's statistics.
 template <class E, int kHalves>
 struct PairAhead {
   using T = typename E::T;

@@ -10,7 +10,7 @@
 //   attention_fwd             everything else                             64 queries         120
 // Backward
 //   attention_bwd_cut         sortcut, rows * b <= 128                    64 queries         117
-//   attention_bwd_pair        a sort, no window, 64 % b == 0, D <= 128    64 tokens          208
+//   attention_bwd_pair        a sort, no window, 64 % b == 0, any D       64 tokens          208
 //                             a sort, no window, b = 128                  128 tokens         262
 //   attention_bwd_long        a sort, no window, b = 256                  256 tokens         531
 //   attention_bwd_together    no window, 64 % b == 0 or b = 128           64, 128 tokens   -, 495
@@ -25,7 +25,7 @@
 // took 573); what these replaced (attention_fwd at a sort, `together`, the general ones at a window
 // of 1) at 82822a9. `cut`, `plain`, `pair`, `long` and `walk` are Hopper's, for half types without
 // masks, weights or dropout: the common cases (with a sort at b = 64 they move 3.8 TB/s of 4.1).
-// `plain` and `pair` are for D <= 64, where said so to 128, in tiles of 32, 64 and 128 columns; the
+// `plain` and `pair` are for D <= 64 or where said so more, in tiles of 32 columns and up; the
 // others for D in (32, 64]. `together` is for D <= 64 in half types. The rest is instantiated for
 // widths 32, 64, 128 and 256 (for_engine), and for float32 to 128 (for_float_engine). Key tiles are
 // 64 positions throughout: with 128, D = 64 in backward takes more registers than two CTAs have.
@@ -67,7 +67,8 @@ bool takes_together(const AttentionCall& call) {
 }
 // Two tiles a block leave no room for rows of more than 64 numbers.
 bool takes_pair(const AttentionCall& call) {
-  return sees_whole_tiles(call) && call.rows > 0 && is_common(call, fills_tiles(call) ? 128 : 64);
+  return sees_whole_tiles(call) && call.rows > 0 &&
+         is_common(call, fills_tiles(call) ? kMaxWidth : 64);
 }
 // No window; a block is several pairs of tiles, and all of them are full.
 bool takes_long(const AttentionCall& call) {
@@ -82,6 +83,9 @@ bool takes_bwd_long(const AttentionCall& call) {
 bool sees_tile_before(const AttentionCall& call) {
   return !call.sortcut && call.causal != Causal::kNone && fills_tiles(call) && call.window > 0 &&
          call.window <= kTile / call.block && has_one_softmax(call) && is_common(call);
+}
+bool takes_plain(const AttentionCall& call) {
+  return (takes_pair(call) && call.width <= 128) || takes_long(call) || sees_tile_before(call);
 }
 bool takes_walk(const AttentionCall& call) { return sees_tile_before(call) && !is_narrow(call); }
 
@@ -111,9 +115,7 @@ bool covers_attention(const AttentionCall& call) {
 void launch_attention_fwd(const AttentionCall& call, Stream stream) {
   if (call.type == Type::kFloat32) return launch_attention_fwd_float(call, stream);
   if (takes_cut(call)) return launch_attention_fwd_cut(call, stream);
-  if (takes_pair(call) || takes_long(call) || sees_tile_before(call)) {
-    return launch_attention_fwd_plain(call, stream);
-  }
+  if (takes_plain(call)) return launch_attention_fwd_plain(call, stream);
   launch_attention_fwd_general(call, stream);
 }
 

@@ -22,7 +22,7 @@ bool describe_all(PlainMaps& maps, const AttentionCall& call, int columns) {
 }  // namespace
 
 void launch_attention_fwd_plain(const AttentionCall& call, Stream stream) {
-  for_hopper_engine(call, [&]<class E>() {
+  for_hopper_engine<128>(call, [&]<class E>() {
     PlainMaps maps{};
     if (!describe_all(maps, call, E::kColumns)) return launch_attention_fwd_general(call, stream);
     const auto go = [&]<class F>() {

@@ -2,10 +2,10 @@
 // takes a call stands in attention_dispatch.cu.
 //
 // Widths 32, 64, 128 and, in half types, 256; another D runs in the next larger one, its columns
-// filled with zeros. On Hopper 64 and 128 have products of their own, for half types, and so has 32
-// in the kernels that are Hopper's alone.
-// Tiles are 64 x 64 throughout: at D = 64 forward then needs 45 KB of shared memory and backward
-// 64, so that four and three CTAs share a multiprocessor and hide each other's loads.
+// filled with zeros. On Hopper 64 and 128 have products of their own, for half types, and so have
+// 32 and 256 in kernels that are Hopper's alone. Tiles are 64 x 64 throughout: at D = 64 forward
+// then needs 45 KB of shared memory and backward 64, so that four and three CTAs share a
+// multiprocessor and hide each other's loads.
 #pragma once
 
 #include <algorithm>
@@ -72,16 +72,18 @@ void for_engine(const AttentionCall& call, F f) {
     }
   });
 }
-// The same for kernels that are Hopper's alone, and go to D = 128.
-template <class F>
+// The same for kernels that are Hopper's alone, and go to D = kWidest.
+template <int kWidest, class F>
 void for_hopper_engine(const AttentionCall& call, F f) {
   for_half_type(call, [&]<class T>() {
     if (call.width <= 32) {
       f.template operator()<Hopper<T, 32>>();
     } else if (call.width <= 64) {
       f.template operator()<Hopper<T, 64>>();
-    } else {
+    } else if (call.width <= 128) {
       f.template operator()<Hopper<T, 128>>();
+    } else if constexpr (kWidest > 128) {
+      f.template operator()<Hopper<T, 256>>();
     }
   });
 }

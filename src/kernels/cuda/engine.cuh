@@ -92,12 +92,12 @@ struct Portable {
   }
 };
 
-// A tile is one panel of 32 or 64 columns, or two of 64 side by side.
+// A tile is one panel of 32 or 64 columns, or two or four of 64 side by side.
 template <class T_, int kWidth_>
 struct Hopper {
   using T = T_;
   static constexpr int kWidth = kWidth_;
-  static_assert(kWidth == 32 || kWidth == 64 || kWidth == 128);
+  static_assert(kWidth == 32 || kWidth == 64 || kWidth == 128 || kWidth == 256);
   static constexpr int kColumns = kWidth == 32 ? 32 : 64;  // of a panel
   static constexpr int kPanels = kWidth / kColumns, kPanelElements = kTile * kColumns;
   static constexpr int kElements = kPanels * kPanelElements, kScoreElements = kPanel;
@@ -182,7 +182,15 @@ __device__ __forceinline__ void load_rows(typename E::T* tile, const typename E:
                                           const uint8_t* real, int thread = threadIdx.x) {
   using T = typename E::T;
   constexpr int kPieces = E::kWidth / kPiece<T>, kApart = kThreadsOfLoad / kPieces;
-  static_assert(kApart % 8 == 0 || E::kWarpsAlone);  // the swizzle repeats every eight rows
+  // The swizzle repeats every eight rows; a tile too wide for that is two behind each other.
+  if constexpr (kApart % 8 != 0 && !E::kWarpsAlone) {
+    using Half = Hopper<T, E::kWidth / 2>;
+    load_rows<Half, kThreadsOfLoad>(tile, rows, stride, first, limit, min(width, Half::kWidth),
+                                    real, thread);
+    load_rows<Half, kThreadsOfLoad>(tile + Half::kElements, rows + Half::kWidth, stride, first,
+                                    limit, width - Half::kWidth, real, thread);
+    return;
+  }
   const int r = thread / kPieces, c = thread % kPieces * kPiece<T>;
   const T* from = rows + (first + r) * stride + c;
   T* const to = tile + E::at(r, c);
