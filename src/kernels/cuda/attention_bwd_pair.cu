@@ -12,8 +12,8 @@ void launch_pair(const AttentionCall& call, Stream stream) {
   const int across = (call.length + Shape::kTokens - 1) / Shape::kTokens;
   const int tiles = across * call.heads * call.batch;
   const dim3 grid(std::min(tiles, Shape::kCtas * multiprocessors()));
-  launch("attention_bwd_pair", attention_bwd_pair_kernel<E, kHalves>, grid, Shape::kAllThreads,
-         attention_bwd_pair_shared<E, kHalves>(), stream, call, tiles);
+  launch_early("attention_bwd_pair", attention_bwd_pair_kernel<E, kHalves>, grid,
+               Shape::kAllThreads, attention_bwd_pair_shared<E, kHalves>(), stream, call, tiles);
 }
 
 }  // namespace

@@ -18,6 +18,7 @@
 #pragma once
 
 #include "kernels/cuda/attention_bwd_pair_memory.cuh"
+#include "kernels/cuda/early.cuh"
 
 namespace sinkhorn::cuda {
 
@@ -85,6 +86,7 @@ __global__ void __launch_bounds__(PairShape<E, kHalves>::kAllThreads, PairShape<
   using T = typename E::T;
   using Shape = PairShape<E, kHalves>;
   using Tiles = PairTiles<E, kHalves>;
+  begin_early();
   extern __shared__ __align__(1024) unsigned char shared[];
   T* const all_tiles = reinterpret_cast<T*>(shared);
   PairFacts<kHalves>& facts = *reinterpret_cast<PairFacts<kHalves>*>(all_tiles + Shape::kElements);

@@ -11,6 +11,7 @@
 
 #include "kernels/cuda/attention_fwd.cuh"
 #include "kernels/cuda/bulk.cuh"
+#include "kernels/cuda/early.cuh"
 #include "kernels/cuda/warp_rows.cuh"
 
 namespace sinkhorn::cuda {
@@ -171,6 +172,7 @@ __global__ void __launch_bounds__(F::kAllThreads, F::kCtas)
                                const __grid_constant__ PlainMaps maps, const int groups) {
   using E = typename F::E;
   using T = typename E::T;
+  begin_early();
   extern __shared__ __align__(1024) unsigned char shared[];
   PlainMemory<F>& memory = *reinterpret_cast<PlainMemory<F>*>(shared);
 

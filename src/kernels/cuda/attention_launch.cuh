@@ -12,6 +12,7 @@
 #include <stdexcept>
 
 #include "kernels/cuda/check.cuh"
+#include "kernels/cuda/early.cuh"
 #include "kernels/cuda/engine.cuh"
 #include "kernels/cuda/philox.cuh"
 
@@ -31,9 +32,7 @@ template <class Kernel, class... Arguments>
 void launch(const char* name, Kernel kernel, dim3 grid, int threads, int shared, Stream stream,
             Arguments... arguments) {
   if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
-  if (shared > 48 * 1024) {
-    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared), name);
-  }
+  allow_shared(kernel, shared, name);
   kernel<<<grid, threads, shared, stream>>>(arguments...);
   check_launch(name);
 }

@@ -20,6 +20,7 @@
 #include <type_traits>
 
 #include "kernels/cuda/balance_strip.cuh"
+#include "kernels/cuda/early.cuh"
 
 namespace sinkhorn::cuda::balance {
 
@@ -128,9 +129,7 @@ class SlabLauncher {
  public:
   template <class Kernel>
   SlabLauncher(Kernel* kernel, Stream stream) : stream_(stream) {
-    cudaFuncAttributes code;
-    check(cudaFuncGetAttributes(&code, reinterpret_cast<const void*>(kernel)), "balance");
-    can_wait_ = code.ptxVersion >= 90 && code.binaryVersion >= 90;
+    can_wait_ = can_wait(kernel, "balance");
   }
   template <class... Parameters, class... Arguments>
   void operator()(void (*kernel)(Parameters...), const SlabArgs& t, Arguments... arguments) {
@@ -151,19 +150,6 @@ class SlabLauncher {
   Stream stream_;
   bool can_wait_, first_ = true;
 };
-
-// Lets the next launch begin when all CTAs have come here or ended.
-__device__ __forceinline__ void release_next_launch() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-// Until the launch before has ended, and so those before it.
-__device__ __forceinline__ void wait_for_previous_launch() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
 
 // The rows of this CTA, and the columns of this thread.
 template <class Shape>

@@ -4,6 +4,7 @@
 
 #include "kernels/cuda/check.cuh"
 #include "kernels/cuda/column_sum.cuh"
+#include "kernels/cuda/early.cuh"
 #include "kernels/cuda/norm_bwd.cuh"
 #include "kernels/cuda/norm_fwd.cuh"
 
@@ -57,21 +58,20 @@ void launch_norm_fwd(const NormParams& p, Stream stream) {
   const auto blocks = static_cast<unsigned>(blocks_of(p));
   by_type(p.type, [&]<class T>() {
     by_width<T>(p, [&]<class U, int kWarps, int kChunks>() {
-      norm_fwd_kernel<U, kWarps, kChunks><<<blocks, kNormThreads, 0, stream>>>(p);
+      launch_early("norm_fwd", norm_fwd_kernel<U, kWarps, kChunks>, blocks, kNormThreads, 0, stream,
+                   p);
     });
   });
-  check_launch("norm_fwd");
 }
 
 void launch_norm_bwd(const NormParams& p, Stream stream) {
   const int64_t blocks = norm_partials(p.rows, p.width);
   by_type(p.type, [&]<class T>() {
     by_width<T>(p, [&]<class U, int kWarps, int kChunks>() {
-      norm_bwd_kernel<U, kWarps, kChunks>
-          <<<static_cast<unsigned>(blocks), kNormThreads, 0, stream>>>(p);
+      launch_early("norm_bwd", norm_bwd_kernel<U, kWarps, kChunks>, static_cast<unsigned>(blocks),
+                   kNormThreads, 0, stream, p);
     });
   });
-  check_launch("norm_bwd");
 }
 
 void launch_norm_sums(const NormParams& p, Stream stream) {

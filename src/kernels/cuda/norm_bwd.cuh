@@ -52,6 +52,7 @@ __device__ __forceinline__ void store_column_sums(const float (&sums)[kChunks][4
 template <class T, int kWarps, int kChunks>
 __global__ void __launch_bounds__(kNormThreads, kChunks <= 4 ? 4 : 2)
     norm_bwd_kernel(const __grid_constant__ NormParams p) {
+  begin_early();
   constexpr int kLanes = 32 * kWarps, kRows = kNormThreads / kLanes;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   const int64_t step = int64_t{gridDim.x} * kRows;

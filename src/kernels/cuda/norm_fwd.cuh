@@ -10,6 +10,7 @@
 // again and keeps nothing else.
 #pragma once
 
+#include "kernels/cuda/early.cuh"
 #include "kernels/cuda/lanes.cuh"
 #include "kernels/cuda/norm.h"
 
@@ -36,6 +37,7 @@ __device__ __forceinline__ float row_sum(float x) {
 template <class T, int kWarps, int kChunks>
 __global__ void __launch_bounds__(kNormThreads)
     norm_fwd_kernel(const __grid_constant__ NormParams p) {
+  begin_early();
   constexpr int kLanes = 32 * kWarps, kRows = kNormThreads / kLanes;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   const int64_t row = int64_t{blockIdx.x} * kRows + threadIdx.x / kLanes;
