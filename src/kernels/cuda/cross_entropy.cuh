@@ -227,26 +227,38 @@ __device__ __forceinline__ float block_sum(float x) {
   return combine<1024>(x, parts, Plus());
 }
 
-// How many rows count; one block of 1,024.
+// The sum of of_row(r) over all rows; one block of 1,024. A thread asks for several rows at once,
+// behind the end for the last one again: a branch would wait for what was asked for before.
+template <class F>
+__device__ __forceinline__ float sum_over_rows(int rows, const F& of_row) {
+  constexpr int kAhead = 4;
+  float sum = 0.0f;
+  for (int first = static_cast<int>(threadIdx.x); first < rows; first += kAhead * 1024) {
+    float x[kAhead];
+#pragma unroll
+    for (int k = 0; k < kAhead; ++k) x[k] = of_row(min(first + k * 1024, rows - 1));
+#pragma unroll
+    for (int k = 0; k < kAhead; ++k) sum += first + k * 1024 < rows ? x[k] : 0.0f;
+  }
+  return block_sum(sum);
+}
+
+// How many rows count; exact: a thread sees fewer than 2^24 rows.
 static __global__ void __launch_bounds__(1024)
     target_count_kernel(const __grid_constant__ CrossEntropyParams p) {
-  float count = 0.0f;  // exact: a thread sees fewer than 2^24 rows
-#pragma unroll 8
-  for (int64_t r = threadIdx.x; r < p.rows; r += 1024) {
-    count += p.targets[r] == p.ignored ? 0.0f : 1.0f;
-  }
-  count = block_sum(count);
+  const float count = sum_over_rows(static_cast<int>(p.rows), [&](int r) {
+    return __ldg(p.targets + r) == p.ignored ? 0.0f : 1.0f;
+  });
   if (threadIdx.x == 0) *p.count = count;
 }
 
-// The mean of the losses; one block of 1,024.
+// The mean of the losses.
 static __global__ void __launch_bounds__(1024)
     mean_loss_kernel(const __grid_constant__ CrossEntropyParams p) {
-  float sum = 0.0f;
-#pragma unroll 8
-  for (int64_t r = threadIdx.x; r < p.rows; r += 1024) sum += p.losses[r];
-  sum = block_sum(sum);
-  if (threadIdx.x == 0) *p.loss = sum / *p.count;
+  const float count = __ldg(p.count);
+  const float sum =
+      sum_over_rows(static_cast<int>(p.rows), [&](int r) { return __ldg(p.losses + r); });
+  if (threadIdx.x == 0) *p.loss = sum / count;
 }
 
 template <class T, int kPack>
