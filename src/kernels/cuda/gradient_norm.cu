@@ -4,8 +4,9 @@
 //   norm_i = |gradient_i|,  norm = sqrt(sum_i norm_i^2),  divisor = max(1, (norm + 1e-6) / clip)
 //
 // A block sums the squares of a piece of one gradient (many.cuh) in float32. The block that ends
-// last adds the pieces: a warp those of one gradient at a time, then the warps' sums, always in the
-// same order. Pieces grow with the model, so that there are never many more than kMostPieces.
+// last adds the pieces, always in the same order; only where the sum is not finite does it look at
+// each gradient's pieces apart. Pieces grow with the model, so that there are never many more than
+// kMostPieces.
 #include "kernels/cuda/check.cuh"
 #include "kernels/cuda/lanes.cuh"
 #include "kernels/cuda/many.cuh"
@@ -77,47 +78,65 @@ __device__ __forceinline__ float block_sum(float x) {
   return warp_sum(threadIdx.x < kWarps ? sums[threadIdx.x] : 0.0f);
 }
 
-__device__ __forceinline__ void write_note(const NoteParams& p, float norm, int bad) {
+// What a step is added to.
+struct Before {
+  int64_t steps, failed_step;
+  float loss, loss_sum, norm_sum;
+
+  __device__ __forceinline__ explicit Before(const NoteParams& p)
+      : steps(p.record->steps),
+        failed_step(p.record->failed_step),
+        loss(*p.loss),
+        loss_sum(p.sums[0]),
+        norm_sum(p.sums[1]) {}
+};
+
+__device__ __forceinline__ void write_note(const NoteParams& p, const Before& before, float norm,
+                                           int bad) {
   StepRecord& record = *p.record;
-  const float loss = *p.loss;
-  const int64_t step = record.steps + 1;
+  const int64_t step = before.steps + 1;
   record.steps = step;
-  if (!(isfinite(norm) && isfinite(loss)) && record.failed_step == 0) {
+  if (!(isfinite(norm) && isfinite(before.loss)) && before.failed_step == 0) {
     record.failed_step = step;
     record.failed_parameter = bad == kNone ? -1 : bad;
   }
-  p.sums[0] += loss;
-  p.sums[1] += norm;
+  p.sums[0] = before.loss_sum + before.loss;
+  p.sums[1] = before.norm_sum + norm;
   const float excess = p.clip > 0.0f ? (norm + 1e-6f) / p.clip : 1.0f;
   *p.divisor = excess < 1.0f ? 1.0f : excess;  // what is not a number stays so
 }
 
-// By the whole block that ends last.
-__device__ __forceinline__ void join(const NoteArgs& a) {
-  __shared__ float totals[kWarps];
-  __shared__ int bads[kWarps];
+// The first gradient whose squares have no finite sum, or kNone; thread 0 gets it. A warp takes a
+// gradient at a time.
+__device__ __noinline__ int first_broken(const NoteArgs& a) {
+  __shared__ int broken[kWarps];
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
-  float total = 0.0f;
   int bad = kNone;
-  for (int i = warp; i < a.p.count; i += kWarps) {
+  for (int i = warp; i < a.p.count && bad == kNone; i += kWarps) {
     const int end = i + 1 < a.p.count ? __ldcg(a.first + i + 1) : a.pieces;
     float sum = 0.0f;
     for (int at = __ldcg(a.first + i) + lane; at < end; at += 32) sum += __ldcg(a.sums + at);
-    sum = warp_sum(sum);
-    if (bad == kNone && !isfinite(sum)) bad = i;
-    total += sum;
+    if (!isfinite(warp_sum(sum))) bad = i;
   }
-  if (lane == 0) {
-    totals[warp] = total;
-    bads[warp] = bad;
-  }
+  if (lane == 0) broken[warp] = bad;
   __syncthreads();
-  if (threadIdx.x != 0) return;
-  for (int i = 1; i < kWarps; ++i) {
-    total += totals[i];
-    bad = min(bad, bads[i]);
+  for (int i = 0; i < kWarps; ++i) bad = min(bad, broken[i]);
+  return bad;
+}
+
+// By the whole block that ends last.
+__device__ __forceinline__ void join(const NoteArgs& a) {
+  const Before before(a.p);  // asked for while the sum is made
+  float sum = 0.0f;
+#pragma unroll 4
+  for (int at = static_cast<int>(threadIdx.x); at < a.pieces; at += kThreads) {
+    sum += __ldcg(a.sums + at);
   }
-  write_note(a.p, sqrtf(total), bad);
+  const float norm = sqrtf(block_sum(sum));  // thread 0's
+  const bool is_first = threadIdx.x == 0;
+  int bad = kNone;
+  if (__syncthreads_or(is_first && !isfinite(norm))) bad = first_broken(a);
+  if (is_first) write_note(a.p, before, norm, bad);
 }
 
 __global__ void __launch_bounds__(kThreads)

@@ -56,16 +56,19 @@ __device__ __forceinline__ Piece piece_of_block(const Table<Item, kMost>& table,
   return {item, begin, static_cast<int>(left < piece ? left : piece)};
 }
 
-// Whether this block of the launch ends last: then it sees what thread 0 of every other wrote
-// before, and nobody reads any more. `arrived` is 0 before the launch and after. Every thread of
-// the block takes part.
+// Says that this block has come so far: how many blocks of the launch have said so before.
+// `arrived` is 0 before the launch and after. By one thread of the block.
+__device__ __forceinline__ unsigned arrive(unsigned* arrived) {
+  __threadfence();
+  return atomicInc(arrived, gridDim.x - 1);
+}
+
+// Whether this block of the launch ends last: then it sees what every other wrote before, and
+// nobody reads any more. Every thread of the block takes part.
 __device__ __forceinline__ bool is_last_block(unsigned* arrived) {
   __shared__ bool last;
   __syncthreads();
-  if (threadIdx.x == 0) {
-    __threadfence();
-    last = atomicInc(arrived, gridDim.x - 1) == gridDim.x - 1;
-  }
+  if (threadIdx.x == 0) last = arrive(arrived) == gridDim.x - 1;
   __syncthreads();
   if (last) __threadfence();
   return last;
