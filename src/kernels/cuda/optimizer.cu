@@ -6,8 +6,8 @@
 //
 // A block takes a piece of one tensor (many.cuh), a thread neighbours of 16 bytes. All that a
 // thread reads is asked for before any of it is used: small models take no longer than one access
-// to memory, large ones as long as their bytes. The last block to end counts the steps, when nobody
-// reads them any more.
+// to memory, large ones as long as their bytes. One thread of a block reads the steps done and says
+// so at once; the block that says so last counts the step when it ends, and nobody waits for that.
 #include <cmath>
 
 #include "kernels/cuda/check.cuh"
@@ -33,29 +33,30 @@ struct AdamArgs {
 };
 static_assert(sizeof(AdamArgs) <= kMostArguments && kMostAdam <= kThreads);
 
+// What is the same for all numbers of a tensor.
 struct AdamRule {
-  float beta1, beta2, epsilon;
-  float inverse;  // of the gradients' divisor
-  float lost;     // of a parameter, to decay
-  float rate;     // over 1 - beta1^t
-  float root;     // of 1 - beta2^t
+  float inverse;       // of the gradients' divisor
+  float lost;          // of a parameter, to decay
+  float rate;          // over 1 - beta1^t
+  float inverse_root;  // of 1 - beta2^t
 
   // 1 - beta^t as -expm1(t log beta), which loses no digits to the difference while t is small.
-  __device__ __forceinline__ AdamRule(const AdamArgs& a, const AdamTensor& tensor)
-      : beta1(a.p.beta1), beta2(a.p.beta2), epsilon(a.p.epsilon) {
-    const double t = static_cast<double>(__ldcg(tensor.step) + 1.0f);
-    const float plain_rate = __ldg(a.p.rate);
-    inverse = a.p.divisor == nullptr ? 1.0f : 1.0f / __ldg(a.p.divisor);
+  __device__ __forceinline__ void make(const AdamArgs& a, const AdamTensor& tensor) {
+    const float steps = __ldcg(tensor.step), plain_rate = __ldg(a.p.rate);
+    const float divisor = a.p.divisor == nullptr ? 1.0f : __ldg(a.p.divisor);
+    const double t = static_cast<double>(steps + 1.0f);
+    inverse = 1.0f / divisor;
     lost = plain_rate * tensor.decay;
     rate = plain_rate / -expm1f(static_cast<float>(t * a.log_beta1));
-    root = sqrtf(-expm1f(static_cast<float>(t * a.log_beta2)));
+    inverse_root = 1.0f / sqrtf(-expm1f(static_cast<float>(t * a.log_beta2)));
   }
 
-  __device__ __forceinline__ void apply(float& p, float g, float& m, float& v) const {
+  __device__ __forceinline__ void apply(const AdamParams& o, float& p, float g, float& m,
+                                        float& v) const {
     g *= inverse;
-    m = fmaf(beta1, m, fmaf(-beta1, g, g));
-    v = fmaf(beta2, v, fmaf(-beta2, g * g, g * g));
-    p = fmaf(-lost, p, p) - rate * m / (sqrtf(v) / root + epsilon);
+    m = fmaf(o.beta1, m, fmaf(-o.beta1, g, g));
+    v = fmaf(o.beta2, v, fmaf(-o.beta2, g * g, g * g));
+    p = fmaf(-lost, p, p) - rate * m / fmaf(sqrtf(v), inverse_root, o.epsilon);
   }
 };
 
@@ -64,6 +65,7 @@ struct AdamPack {
 };
 
 __global__ void __launch_bounds__(kThreads) adam_kernel(const __grid_constant__ AdamArgs a) {
+  __shared__ AdamRule shared_rule;
   const Piece piece = piece_of_block(a.table, kAdamPiece);
   const AdamTensor& tensor = a.table.items[piece.item];
   float* const p = tensor.parameter + piece.begin;
@@ -82,22 +84,28 @@ __global__ void __launch_bounds__(kThreads) adam_kernel(const __grid_constant__ 
     load_own_pack(m + at, packs[i].m);
     load_own_pack(v + at, packs[i].v);
   }
-  const AdamRule rule(a, tensor);
+  unsigned before = 0;
+  if (thread == 0) shared_rule.make(a, tensor);
+  __syncthreads();
+  if (thread == 0) before = arrive(a.p.arrived);
+  const AdamRule rule = shared_rule;
 #pragma unroll
   for (int i = 0; i < kPacks; ++i) {
     const int at = (thread + i * kThreads) * 4;
     if (at >= whole) continue;
     AdamPack& x = packs[i];
 #pragma unroll
-    for (int j = 0; j < 4; ++j) rule.apply(x.p[j], x.g[j], x.m[j], x.v[j]);
+    for (int j = 0; j < 4; ++j) rule.apply(a.p, x.p[j], x.g[j], x.m[j], x.v[j]);
     store_pack(p + at, x.p);
     store_pack(m + at, x.m);
     store_pack(v + at, x.v);
   }
   const int rest = whole + thread;
-  if (rest < piece.size) rule.apply(p[rest], g[rest], m[rest], v[rest]);
+  if (rest < piece.size) rule.apply(a.p, p[rest], g[rest], m[rest], v[rest]);
 
-  if (is_last_block(a.p.arrived) && thread < a.table.count) *a.table.items[thread].step += 1.0f;
+  if (!__syncthreads_or(thread == 0 && before == gridDim.x - 1)) return;
+  __threadfence();
+  if (thread < a.table.count) *a.table.items[thread].step += 1.0f;
 }
 
 using CopyTable = Table<Copy, kMostCopies>;
