@@ -93,7 +93,8 @@ def noise_on_logits(device: str) -> None:
 
 def pools_in_float32(device: str) -> None:
     """What the plain operator gives, handed on in float32; and gradients of float32."""
-    shapes = [(8, 512, 128, 64), (2, 40, 16, 7), (1, 5, 3, 9), (3, 530, 33, 16), (2, 1100, 24, 64)]
+    shapes = [(8, 512, 128, 64), (2, 40, 16, 7), (1, 5, 3, 9), (3, 530, 33, 16), (2, 1100, 24, 64),
+              (2, 250, 40, 16)]
     kinds = [("mean", True), ("sum", True), ("recent", True), ("mean", False)]
     for batch, length, width, block in shapes:
         x = randn(batch, length, width, seed=1, dtype=torch.float32, device=device)

@@ -81,7 +81,7 @@ void launch_run(const Args& a, Stream stream) {
 
 template <class T, int kWide>
 void launch_fwd(Args a, Stream stream) {
-  constexpr int kStrip = pool::kFewPieces * kWide;
+  constexpr int kStrip = pool::kFewPieces<kWide> * kWide;
   launch_counts(a, stream);
   const int64_t strips = (a.p.width + kStrip - 1) / kStrip;
   if (pools_at_once(a, strips)) {

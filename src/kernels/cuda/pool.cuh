@@ -140,15 +140,21 @@ __device__ __forceinline__ void store_pooled(const View& v, int64_t at, const fl
   wide.store(static_cast<float*>(v.data) + at);
 }
 
-// What pool i hands on of its gradient in a column.
+// The gradient of pool i in a column.
+template <class T>
+__device__ __forceinline__ float pooled_gradient(const Args& a, int64_t batch, int64_t i,
+                                                 int64_t column) {
+  const View& v = a.p.pooled;
+  const int64_t at = batch * v.stride[0] + i * v.stride[2] + column * v.stride[3];
+  return v.type == Type::kFloat32 ? static_cast<const float*>(v.data)[at]
+                                  : static_cast<float>(static_cast<const T*>(v.data)[at]);
+}
+
+// What it hands on of it.
 template <class T>
 __device__ __forceinline__ float pool_gradient(const Args& a, int64_t batch, int64_t i,
                                                int64_t column) {
-  const View& v = a.p.pooled;
-  const int64_t at = batch * v.stride[0] + i * v.stride[2] + column * v.stride[3];
-  const float dy = v.type == Type::kFloat32 ? static_cast<const float*>(v.data)[at]
-                                            : static_cast<float>(static_cast<const T*>(v.data)[at]);
-  return divided(dy, a.divisor(batch, i));
+  return divided(pooled_gradient<T>(a, batch, i, column), a.divisor(batch, i));
 }
 
 // The place of this warp among the pools and columns.
