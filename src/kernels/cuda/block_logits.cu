@@ -7,10 +7,10 @@
 // N, N]: dpooled[r] = sum_c g[r, c] weight[c], dweight[c] = sum_r g[r, c] pooled[r], dbias[c] =
 // sum_r g[r, c]; all in one launch, and nothing is recomputed. Columns that were not read get 0.
 //
-// Mapping. Forward: a warp to 4 rows and 4 columns, its lanes along E. Backward: a CTA to a row of
-// dpooled or of dweight, a thread to an element of it; the g of its terms pass through shared
-// memory. The matrices are so small that time is latency: all sums are float32 and every number is
-// read from the cache as often as it is needed.
+// Mapping. Forward: a warp to 4 rows and 4 columns, its lanes along E. Backward: a CTA to 128
+// elements of a row of dpooled or of dweight, four threads to an element, each with a part of the
+// terms; their g pass through shared memory. The matrices are so small that time is latency: all
+// sums are float32 and every number is read from the cache as often as it is needed.
 #include "kernels/cuda/block_logits.h"
 #include "kernels/cuda/check.cuh"
 #include "kernels/cuda/lanes.cuh"
@@ -21,7 +21,9 @@ namespace {
 constexpr int kThreads = 128;
 constexpr int kWarps = kThreads / 32;
 constexpr int kSide = 4;    // rows and columns to a warp
-constexpr int kAhead = 16;  // loads in flight a thread, backward; divides kThreads
+constexpr int kAhead = 16;  // loads in flight a thread, backward
+constexpr int kGroups = 4;  // of kThreads, backward, that share the terms of a sum
+constexpr int kBackwardThreads = kGroups * kThreads;
 constexpr int64_t kMostRows = 256, kMostColumns = 512, kMostProducts = int64_t{1} << 21;
 
 int64_t divided_up(int64_t x, int64_t by) { return (x + by - 1) / by; }
@@ -60,6 +62,11 @@ __global__ void __launch_bounds__(kThreads)
     x[i] = p.pooled + min(row + i, at.rows - 1) * p.width;
     w[i] = p.weight + at.weight(min(column + i, at.read - 1)) * p.width;
   }
+  const int r = row + lane / kSide, c = column + lane % kSide;  // what this lane writes
+  const bool writes = lane < kSide * kSide && r < at.rows && c < at.read;
+  const int to = at.logit(r, c);
+  const float bias = writes ? p.bias[at.weight(c)] : 0.0f;
+  const float draw = writes && p.draws != nullptr ? p.draws[to] : 0.0f;
   float sum[kSide][kSide] = {};
 #pragma unroll 4
   for (int64_t e = lane; e < p.width; e += 32) {
@@ -74,55 +81,74 @@ __global__ void __launch_bounds__(kThreads)
       for (int j = 0; j < kSide; ++j) sum[i][j] = fmaf(own[i], other[j], sum[i][j]);
     }
   }
-  float product = 0.0f;  // of row lane / kSide and column lane % kSide
+  float product = 0.0f;  // of r and c
 #pragma unroll
   for (int i = 0; i < kSide * kSide; ++i) {
     const float total = warp_sum(sum[i / kSide][i % kSide]);
     if (lane == i) product = total;
   }
-  const int r = row + lane / kSide, c = column + lane % kSide;
-  if (lane >= kSide * kSide || r >= at.rows || c >= at.read) return;
-  const int to = at.logit(r, c);
-  const float logit = product + p.bias[at.weight(c)];
-  p.logits[to] = p.draws == nullptr ? logit : logit + gumbel(p.draws[to]);
+  if (!writes) return;
+  const float logit = product + bias;
+  p.logits[to] = p.draws == nullptr ? logit : logit + gumbel(draw);
 }
 
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kBackwardThreads)
     block_logits_bwd_kernel(const __grid_constant__ BlockLogitsParams p) {
-  __shared__ float factor[kThreads];
-  __shared__ int from[kThreads];  // the row that it multiplies
+  __shared__ float factor[kBackwardThreads], parts[kGroups][kThreads];
+  __shared__ float totals[kBackwardThreads / 32];
+  __shared__ int from[kBackwardThreads];  // where the row that a factor multiplies begins
   const Place at(p);
   const bool of_pooled = static_cast<int>(blockIdx.x) < at.rows;
   const int row = of_pooled ? blockIdx.x : blockIdx.x - at.rows;  // of the result
   const int head = row / at.columns, source = row % at.columns;   // of a row of weight
   const int terms = of_pooled ? at.read : source < at.blocks ? at.rows : 0;
-  const int64_t e = int64_t{blockIdx.y} * kThreads + threadIdx.x;
+  const int thread = threadIdx.x, group = thread / kThreads, local = thread % kThreads;
+  const int64_t e = int64_t{blockIdx.y} * kThreads + local;
   const float* matrix = (of_pooled ? p.weight : p.pooled) + (e < p.width ? e : 0);
-  float sum = 0.0f, total = 0.0f;
-  for (int base = 0; base < terms; base += kThreads) {
-    const int k = base + threadIdx.x, count = min(kThreads, terms - base);
+  float sum = 0.0f, total = 0.0f, x[kAhead];
+  const auto load = [&](int first, int last) {
+#pragma unroll
+    for (int q = 0; q < kAhead; ++q) {
+      x[q] = first + q < last ? matrix[from[first + q]] : 0.0f;
+    }
+  };
+  for (int base = 0; base < terms; base += kBackwardThreads) {
+    const int count = min(kBackwardThreads, terms - base), each = (count + kGroups - 1) / kGroups;
+    const int last = min(group * each + each, count);
+    int i = min(group * each, count);
+    float own = 0.0f;
     __syncthreads();  // all have read what is overwritten
-    factor[threadIdx.x] = 0.0f;
-    if (k < terms) {
-      const int r = of_pooled ? row : k, c = of_pooled ? k : head * at.blocks + source;
-      factor[threadIdx.x] = p.grad[at.logit(r, c)];
-      from[threadIdx.x] = of_pooled ? at.weight(c) : r;
+    if (thread < count) {
+      const int k = base + thread;
+      own = p.grad[of_pooled ? at.logit(row, k) : at.logit(k, head * at.blocks + source)];
+      from[thread] = (of_pooled ? at.weight(k) : k) * static_cast<int>(p.width);
     }
     __syncthreads();
-    for (int i = 0; i < count; i += kAhead) {
-      float x[kAhead];
-#pragma unroll
-      for (int q = 0; q < kAhead; ++q) x[q] = i + q < count ? matrix[from[i + q] * p.width] : 0.0f;
+    load(i, last);  // on their way together with the factors
+    factor[thread] = own;
+    total += own;
+    __syncthreads();
+    while (i < last) {
 #pragma unroll
       for (int q = 0; q < kAhead; ++q) {
-        sum = fmaf(factor[i + q], x[q], sum);
-        total += factor[i + q];
+        if (i + q < last) sum = fmaf(factor[i + q], x[q], sum);
       }
+      i += kAhead;
+      if (i < last) load(i, last);
     }
   }
-  if (e >= p.width) return;
+  total = warp_sum(total);
+  if (thread % 32 == 0) totals[thread / 32] = total;
+  parts[group][local] = sum;
+  __syncthreads();
+  if (group > 0 || e >= p.width) return;
+#pragma unroll
+  for (int g = 1; g < kGroups; ++g) sum += parts[g][local];
   (of_pooled ? p.grad_pooled : p.grad_weight)[row * p.width + e] = sum;
-  if (!of_pooled && e == 0) p.grad_bias[row] = total;
+  if (of_pooled || e > 0) return;
+#pragma unroll
+  for (int w = 1; w < kBackwardThreads / 32; ++w) total += totals[w];
+  p.grad_bias[row] = total;
 }
 
 __global__ void __launch_bounds__(kThreads)
@@ -160,7 +186,7 @@ void launch_block_logits_fwd(const BlockLogitsParams& p, Stream stream) {
 void launch_block_logits_bwd(const BlockLogitsParams& p, Stream stream) {
   const dim3 grid(static_cast<unsigned>(p.batch * p.blocks + p.heads * p.columns),
                   static_cast<unsigned>(divided_up(p.width, kThreads)));
-  block_logits_bwd_kernel<<<grid, kThreads, 0, stream>>>(p);
+  block_logits_bwd_kernel<<<grid, kBackwardThreads, 0, stream>>>(p);
   check_launch("block_logits_bwd");
 }
 
