@@ -47,17 +47,23 @@ struct WarpPart {
     const int64_t batch = head / a.p.heads;
     const Matrix<T> logits(a.p, a.p.logits, head);
     const Matrix<float> noise(a.p, a.p.noise, head);
+    bool allowed[kColumns][kEach];
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) {  // all loads before the first of them is waited for
+#pragma unroll
+      for (int e = 0; e < kEach; ++e) {
+        const int i = row(e), j = column(c);
+        allowed[c][e] = i < n && j < n && j < source_end(a.p, i) && is_live(a.p, batch, i) &&
+                        is_live(a.p, batch, j);
+        x[c][e] = allowed[c][e] ? logits.at(i, j) : kNothing;
+        if (noise.data != nullptr && allowed[c][e]) x[c][e] += noise.at(i, j);
+      }
+    }
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) {
 #pragma unroll
       for (int e = 0; e < kEach; ++e) {
-        const int i = row(e), j = column(c);
-        const bool allowed = i < n && j < n && j < source_end(a.p, i) && is_live(a.p, batch, i) &&
-                             is_live(a.p, batch, j);
-        x[c][e] = kNothing;
-        if (!allowed) continue;
-        x[c][e] =
-            scaled(a, noise.data == nullptr ? logits.at(i, j) : logits.at(i, j) + noise.at(i, j));
+        if (allowed[c][e]) x[c][e] = scaled(a, x[c][e]);
       }
     }
   }
@@ -167,9 +173,21 @@ class WarpBackward {
 
   __device__ __forceinline__ void run() {
     const int steps = static_cast<int>(a_.p.iterations);
-    own_.load(a_, head_);
+    load_gradient();
     const float* terms = causal_terms(a_.p, head_, 0);  // those of all steps on end
-    for (int i = own_.lane; i < (steps + 1) * n_; i += 32) m_.u[i / n_][i % n_] = terms[i];
+    const int count = (steps + 1) * n_;
+    float term[kMostTerms];
+#pragma unroll
+    for (int q = 0; q < kMostTerms; ++q) {
+      const int i = q * 32 + own_.lane;
+      term[q] = i < count ? terms[i] : 0.0f;
+    }
+    own_.load(a_, head_);
+#pragma unroll
+    for (int q = 0; q < kMostTerms; ++q) {
+      const int i = q * 32 + own_.lane;
+      if (i < count) m_.u[i / n_][i % n_] = term[q];
+    }
     __syncwarp();
     keep(0);
     for (int k = 1; k <= steps; ++k) {
@@ -187,6 +205,7 @@ class WarpBackward {
 
  private:
   static constexpr int kColumns = Shape::kColumns, kEach = Shape::kEach;
+  static constexpr int kMostTerms = (kMostIterations + 1) * Shape::kSize / 32;  // u a lane loads
 
   __device__ __forceinline__ float z(int k, int c, int e) const { return m_.z[k][c][e][own_.lane]; }
   // u of a row of this lane: 0 outside the matrix.
@@ -204,15 +223,27 @@ class WarpBackward {
     }
   }
 
-  // The gradient of x^K, which own_ holds: that of R times R.
-  __device__ __forceinline__ void begin() {
+  // The gradient of R, which is needed only after the replay: its loads take as long.
+  __device__ __forceinline__ void load_gradient() {
     const Matrix<float> grad(a_.p, a_.p.grad, head_);
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) {
 #pragma unroll
       for (int e = 0; e < kEach; ++e) {
+        const int i = own_.row(e), j = own_.column(c);
+        g_[c][e] = i < n_ && j < n_ ? grad.at(i, j) : 0.0f;
+      }
+    }
+  }
+
+  // It becomes that of x^K, which own_ holds: that of R times R.
+  __device__ __forceinline__ void begin() {
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) {
+#pragma unroll
+      for (int e = 0; e < kEach; ++e) {
         const float x = own_.x[c][e];
-        g_[c][e] = x == kNothing ? 0.0f : grad.at(own_.row(e), own_.column(c)) * exp2f(x);
+        g_[c][e] = x == kNothing ? 0.0f : g_[c][e] * exp2f(x);
       }
     }
   }
