@@ -4,6 +4,9 @@
 // table full of zeros and is then added to the projection's. Here the projection reads the table
 // that comes back, so that both gradients arrive in one place, and the tokens' rows are added to
 // the projection's where it lies.
+//
+// Backward reads the tokens in the order of their ids, which is known before forward begins: where
+// there is side work (side_work.h), they are sorted then, aside.
 #include "kernels/cuda/embedding.h"
 
 #include <ATen/ops/add.h>
@@ -78,19 +81,47 @@ bool is_plain(const Tensor& x) {
 }
 
 // The ids in ascending order, int16 or int32, and the token that each is of, int64.
-std::tuple<Tensor, Tensor> sorted_ids(const Tensor& ids, int64_t rows) {
-  const Tensor flat = ids.flatten().contiguous();
-  if (!cuda::covers_embed_sort(flat.numel(), rows)) {
-    // A radix sort makes a pass for each byte of a key.
-    const bool narrow = rows <= int64_t{1} << 15;
-    return at::sort(flat.to(narrow ? at::kShort : at::kInt), /*stable=*/true, 0, false);
-  }
+using SortedIds = std::tuple<Tensor, Tensor>;
+
+// By the kernel, which must cover them; on the stream of `side` if there is one.
+SortedIds sort_by_kernel(const Tensor& flat, int64_t rows, SideWork* side) {
   const Tensor sorted = at::empty(flat.sizes(), flat.options().dtype(at::kInt));
   const Tensor order = at::empty(flat.sizes(), flat.options());
-  cuda::launch_embed_sort({flat.numel(), rows, flat.const_data_ptr<int64_t>(),
-                           sorted.data_ptr<int32_t>(), order.data_ptr<int64_t>()},
-                          current_stream(ids));
+  const auto sort = [&] {
+    cuda::launch_embed_sort({flat.numel(), rows, flat.const_data_ptr<int64_t>(),
+                             sorted.data_ptr<int32_t>(), order.data_ptr<int64_t>()},
+                            current_stream(flat));
+  };
+  side == nullptr ? sort() : side->run({flat, sorted, order}, sort);
   return {sorted, order};
+}
+
+SortedIds sorted_ids(const Tensor& ids, int64_t rows) {
+  const Tensor flat = ids.flatten().contiguous();
+  if (cuda::covers_embed_sort(flat.numel(), rows)) return sort_by_kernel(flat, rows, nullptr);
+  // A radix sort makes a pass for each byte of a key.
+  const bool narrow = rows <= int64_t{1} << 15;
+  return at::sort(flat.to(narrow ? at::kShort : at::kInt), /*stable=*/true, 0, false);
+}
+
+void add_tokens(Tensor& onto, const Tensor& grad, const SortedIds& ids, double scale) {
+  const auto& [sorted, order] = ids;
+  TORCH_CHECK_VALUE(is_plain(onto), "embed_bwd: onto must be contiguous and aligned to 16 bytes");
+  const Tensor plain_grad = aligned(grad);
+  const Tensor partial =
+      at::empty({cuda::embed_partials(sorted.numel()), onto.size(1)}, onto.options());
+  cuda::EmbedGradient p;
+  p.tokens = sorted.numel();
+  p.rows = onto.size(0);
+  p.width = onto.size(1);
+  p.scale = static_cast<float>(scale);
+  p.narrow = sorted.scalar_type() == at::kShort;
+  p.ids = sorted.const_data_ptr();
+  p.order = order.const_data_ptr<int64_t>();
+  p.grad = plain_grad.const_data_ptr<float>();
+  p.partial = partial.data_ptr<float>();
+  p.table = onto.data_ptr<float>();
+  cuda::launch_embed_bwd(p, current_stream(onto));
 }
 
 // onto[ids[t]] += scale * grad[t], in place.
@@ -103,24 +134,8 @@ void embed_bwd(Tensor& onto, const Tensor& grad, const Tensor& ids, double scale
     onto.add_(sum_rows(grad, ids, onto.size(0), scale));
     return;
   }
-  TORCH_CHECK_VALUE(is_plain(onto), "embed_bwd: onto must be contiguous and aligned to 16 bytes");
   const c10::DeviceGuard guard(onto.device());
-  const auto [sorted, order] = sorted_ids(ids, onto.size(0));
-  const Tensor plain_grad = aligned(grad);
-  const Tensor partial =
-      at::empty({cuda::embed_partials(ids.numel()), onto.size(1)}, onto.options());
-  cuda::EmbedGradient p;
-  p.tokens = ids.numel();
-  p.rows = onto.size(0);
-  p.width = onto.size(1);
-  p.scale = static_cast<float>(scale);
-  p.narrow = sorted.scalar_type() == at::kShort;
-  p.ids = sorted.const_data_ptr();
-  p.order = order.const_data_ptr<int64_t>();
-  p.grad = plain_grad.const_data_ptr<float>();
-  p.partial = partial.data_ptr<float>();
-  p.table = onto.data_ptr<float>();
-  cuda::launch_embed_bwd(p, current_stream(onto));
+  add_tokens(onto, grad, sorted_ids(ids, onto.size(0)), scale);
 }
 
 // A gradient that may be written: `grad` itself where its only holder has handed it over, else a
@@ -151,6 +166,7 @@ class EmbedFunction : public torch::autograd::Function<EmbedFunction> {
     if (const SideWorkPtr side = SideScope::current()) {
       context->saved_data["side"] = c10::IValue::make_capsule(side);
       context->saved_data["memory"] = reinterpret_cast<int64_t>(weight.const_data_ptr());
+      sort_aside(context->saved_data, *side, weight, ids, positions);
     }
     return {weight, op.call(weight, ids, positions, scale)};
   }
@@ -167,7 +183,11 @@ class EmbedFunction : public torch::autograd::Function<EmbedFunction> {
       return {sum_rows(tokens, ids, rows, scale), Tensor(), Tensor(), Tensor()};
     }
     if (!sum.defined()) sum = at::zeros({rows, tokens.size(-1)}, tokens.options());
-    op.call(sum, tokens, ids, scale);
+    if (context->saved_data.count("sorted") > 0 && kernel_covers(sum, tokens, ids)) {
+      add_tokens(sum, tokens, sorted_aside(context->saved_data), scale);
+    } else {
+      op.call(sum, tokens, ids, scale);
+    }
     return {sum, Tensor(), Tensor(), Tensor()};
   }
 
@@ -177,6 +197,22 @@ class EmbedFunction : public torch::autograd::Function<EmbedFunction> {
     const auto held = data["side"].toCapsule();
     return static_cast<SideWork&>(*held).take(
         reinterpret_cast<const void*>(data["memory"].toInt()));
+  }
+  static void sort_aside(SavedData& data, SideWork& side, const Tensor& weight, const Tensor& ids,
+                         const Tensor& positions) {
+    const int64_t rows = weight.size(0);
+    if (!kernel_covers(weight, positions, ids) || !cuda::covers_embed_sort(ids.numel(), rows)) {
+      return;
+    }
+    const c10::DeviceGuard guard(weight.device());
+    const auto [sorted, order] = sort_by_kernel(ids.flatten().contiguous(), rows, &side);
+    data["sorted"] = c10::List<Tensor>({sorted, order});
+  }
+  static SortedIds sorted_aside(SavedData& data) {
+    const auto held = data["side"].toCapsule();
+    static_cast<SideWork&>(*held).meet();
+    const c10::List<Tensor> both = data["sorted"].toTensorList();
+    return {both.get(0), both.get(1)};
   }
 };
 
