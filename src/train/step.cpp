@@ -1,5 +1,6 @@
 #include "train/step.h"
 
+#include <ATen/ops/ones_like.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
@@ -52,7 +53,8 @@ at::Tensor Stepper::backward(const std::vector<models::Input>& inputs) {
   if (inputs.size() == 1) {
     ops::SideScope side(side_stream_);
     loss = model_.loss(inputs[0], context_);
-    torch::autograd::backward({loss}, {});
+    if (!one_.defined()) one_ = at::ones_like(loss.detach());  // kept: a launch less every step
+    torch::autograd::backward({loss}, {one_});
     side.join();
   } else {
     loss = accumulate(inputs);

@@ -12,7 +12,8 @@ def test_commands_that_cannot_be_meant(tmp_path: Path) -> None:
     said = refusal("reproduce", "tabel1", *out)
     assert said.startswith('"tabel1" is not one of ') and said.endswith("did you mean table1?")
     assert "table1 has no row" in refusal("reproduce", "table1", "--rows", "sinkhorn", *out)
-    assert ('study has no variant "colours"; it has recall, characters, documents, pixels or sort'
+    assert ('study has no variant "colours"; it has recall, characters, reviews, documents, films, '
+            "pixels or sort"
             in refusal("reproduce", "study", "--variants", "colours", *out))
     assert refusal("reproduce", "study", "--variants", "recall", "--tune", *out) == (
         "--tune: the rows of study differ by temperature or iterations, which tuning would make one")

@@ -13,6 +13,7 @@
 #include "kernels/cuda/balance_launch.h"
 #include "kernels/cuda/balance_segment.cuh"
 #include "kernels/cuda/check.cuh"
+#include "kernels/cuda/early.cuh"
 
 namespace sinkhorn::cuda::balance {
 namespace {
@@ -126,6 +127,7 @@ struct WarpPart {
 template <class Shape, bool kPrefix>
 __global__ void __launch_bounds__(32 * kHeads)
     balance_warp_causal_fwd_kernel(const __grid_constant__ Args a) {
+  begin_early();
   const int64_t head = int64_t{blockIdx.x} * kHeads + threadIdx.x / 32;
   if (head >= a.p.batch * a.p.heads) return;
   const int n = static_cast<int>(a.p.blocks), steps = static_cast<int>(a.p.iterations);
@@ -310,6 +312,7 @@ class WarpBackward {
 template <class Shape, bool kPrefix>
 __global__ void __launch_bounds__(32 * kHeads)
     balance_warp_causal_bwd_kernel(const __grid_constant__ Args a) {
+  begin_early();
   __shared__ WarpMemory<Shape> memory[kHeads];
   const int64_t head = int64_t{blockIdx.x} * kHeads + threadIdx.x / 32;
   if (head >= a.p.batch * a.p.heads) return;
@@ -318,8 +321,7 @@ __global__ void __launch_bounds__(32 * kHeads)
 
 void launch(const char* name, void (*kernel)(const Args), const BalanceParams& p, Stream stream) {
   const unsigned ctas = static_cast<unsigned>((p.batch * p.heads + kHeads - 1) / kHeads);
-  kernel<<<ctas, 32 * kHeads, 0, stream>>>(make_args(p));
-  check_launch(name);
+  launch_early(name, kernel, ctas, 32 * kHeads, 0, stream, make_args(p));
 }
 
 }  // namespace

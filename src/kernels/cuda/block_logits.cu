@@ -13,6 +13,7 @@
 // sums are float32 and every number is read from the cache as often as it is needed.
 #include "kernels/cuda/block_logits.h"
 #include "kernels/cuda/check.cuh"
+#include "kernels/cuda/early.cuh"
 #include "kernels/cuda/lanes.cuh"
 
 namespace sinkhorn::cuda {
@@ -51,6 +52,7 @@ struct Place {
 
 __global__ void __launch_bounds__(kThreads)
     block_logits_fwd_kernel(const __grid_constant__ BlockLogitsParams p) {
+  begin_early();
   const Place at(p);
   const int lane = threadIdx.x % 32, across = (at.read + kSide - 1) / kSide;
   const int tile = blockIdx.x * kWarps + threadIdx.x / 32;
@@ -94,6 +96,7 @@ __global__ void __launch_bounds__(kThreads)
 
 __global__ void __launch_bounds__(kBackwardThreads)
     block_logits_bwd_kernel(const __grid_constant__ BlockLogitsParams p) {
+  begin_early();
   __shared__ float factor[kBackwardThreads], parts[kGroups][kThreads];
   __shared__ float totals[kBackwardThreads / 32];
   __shared__ int from[kBackwardThreads];  // where the row that a factor multiplies begins
@@ -179,15 +182,13 @@ void launch_block_logits_fwd(const BlockLogitsParams& p, Stream stream) {
   const int64_t tiles =
       divided_up(p.batch * p.blocks, kSide) * divided_up(p.heads * p.blocks, kSide);
   const unsigned ctas = static_cast<unsigned>(divided_up(tiles, kWarps));
-  block_logits_fwd_kernel<<<ctas, kThreads, 0, stream>>>(p);
-  check_launch("block_logits_fwd");
+  launch_early("block_logits_fwd", block_logits_fwd_kernel, ctas, kThreads, 0, stream, p);
 }
 
 void launch_block_logits_bwd(const BlockLogitsParams& p, Stream stream) {
   const dim3 grid(static_cast<unsigned>(p.batch * p.blocks + p.heads * p.columns),
                   static_cast<unsigned>(divided_up(p.width, kThreads)));
-  block_logits_bwd_kernel<<<grid, kBackwardThreads, 0, stream>>>(p);
-  check_launch("block_logits_bwd");
+  launch_early("block_logits_bwd", block_logits_bwd_kernel, grid, kBackwardThreads, 0, stream, p);
 }
 
 // Elements are counted in 32 bits: dividing by sizes is most of the work.

@@ -22,6 +22,7 @@
 #include <limits>
 
 #include "kernels/cuda/check.cuh"
+#include "kernels/cuda/early.cuh"
 #include "kernels/cuda/embedding.h"
 #include "kernels/cuda/lanes.cuh"
 
@@ -173,6 +174,7 @@ __global__ void __launch_bounds__(kPieceThreads)
 template <class Id>
 __global__ void __launch_bounds__(32 * kJoinWarps)
     embed_join_kernel(const __grid_constant__ Pieces pieces) {
+  begin_early();
   __shared__ float4 shared[kJoinWarps][32];
   const EmbedGradient& p = pieces.p;
   const Id* ids = static_cast<const Id*>(p.ids);
@@ -243,8 +245,8 @@ void start_bwd(const Pieces& pieces, Stream stream) {
   check_launch("embed_bwd");
   if (count == 1) return;
   const dim3 join_grid(static_cast<unsigned>((packs + 31) / 32), count - 1);
-  embed_join_kernel<Id><<<join_grid, dim3(32, kJoinWarps), 0, stream>>>(pieces);
-  check_launch("embed_bwd join");
+  launch_early("embed_bwd join", embed_join_kernel<Id>, join_grid, dim3(32, kJoinWarps), 0, stream,
+               pieces);
 }
 
 }  // namespace

@@ -11,6 +11,7 @@
 #include <cmath>
 
 #include "kernels/cuda/check.cuh"
+#include "kernels/cuda/early.cuh"
 #include "kernels/cuda/lanes.cuh"
 #include "kernels/cuda/many.cuh"
 #include "kernels/cuda/optimizer.h"
@@ -65,6 +66,7 @@ struct AdamPack {
 };
 
 __global__ void __launch_bounds__(kThreads) adam_kernel(const __grid_constant__ AdamArgs a) {
+  begin_early();
   __shared__ AdamRule shared_rule;
   const Piece piece = piece_of_block(a.table, kAdamPiece);
   const AdamTensor& tensor = a.table.items[piece.item];
@@ -140,8 +142,7 @@ void launch_adam(const AdamParams& p, Stream stream) {
   AdamArgs a{{}, p, std::log(static_cast<double>(p.beta1)), std::log(static_cast<double>(p.beta2))};
   by_tables<kMostAdam>(p.tensors, p.count, kAdamPiece, [&](const auto& table, int) {
     a.table = table;
-    adam_kernel<<<static_cast<unsigned>(table.blocks), kThreads, 0, stream>>>(a);
-    check_launch("adam");
+    launch_early("adam", adam_kernel, static_cast<unsigned>(table.blocks), kThreads, 0, stream, a);
   });
 }
 

@@ -2,6 +2,7 @@
 // sums unless the blocks are few, up to two for the numbers of real tokens where a mask decides
 // them.
 #include "kernels/cuda/check.cuh"
+#include "kernels/cuda/early.cuh"
 #include "kernels/cuda/pool.cuh"
 #include "kernels/cuda/pool.h"
 #include "kernels/cuda/pool_few.cuh"
@@ -87,8 +88,8 @@ void launch_fwd(Args a, Stream stream) {
   if (pools_at_once(a, strips)) {
     a.tiles = static_cast<int>(strips);
     const unsigned ctas = static_cast<unsigned>(a.p.batch * strips);
-    pool::pool_few_kernel<T, kWide><<<ctas, 32 * pool::kFewWarps, 0, stream>>>(a);
-    return check_launch("pool_fwd");
+    return launch_early("pool_fwd", pool::pool_few_kernel<T, kWide>, ctas, 32 * pool::kFewWarps, 0,
+                        stream, a);
   }
   a.tiles = static_cast<int>((a.p.width + 32 * kWide - 1) / (32 * kWide));
   const unsigned ctas = range_ctas(a, a.p.blocks);
@@ -107,8 +108,8 @@ void launch_bwd(pool::Spread s, Stream stream) {
     if (a.running && !a.few) launch_run<T, true>(a, stream);
   }
   const unsigned ctas = range_ctas(s.pools[0], s.pools[0].p.blocks);
-  pool::pool_spread_kernel<T, kWide><<<ctas, 32 * pool::kWarps, 0, stream>>>(s);
-  check_launch("pool_bwd");
+  launch_early("pool_bwd", pool::pool_spread_kernel<T, kWide>, ctas, 32 * pool::kWarps, 0, stream,
+               s);
 }
 
 template <class T>

@@ -7,6 +7,7 @@
 // pool depends on later tokens.
 #pragma once
 
+#include "kernels/cuda/early.cuh"
 #include "kernels/cuda/pool.cuh"
 
 namespace sinkhorn::cuda::pool {
@@ -44,6 +45,7 @@ __device__ __forceinline__ void add_lanes(float (&sum)[kWide], int lane, float* 
 
 template <class T, int kWide>
 __global__ void __launch_bounds__(32 * kFewWarps) pool_few_kernel(const __grid_constant__ Args a) {
+  begin_early();
   constexpr int kPieces = kFewPieces<kWide>, kColumns = kPieces * kWide;
   constexpr int kRows = 32 / kPieces, kLoads = 4;
   __shared__ float parts[kFewWarps][kColumns], ranges[kFewWarps][kColumns];

@@ -7,6 +7,7 @@
 // thread to a column, in the same order.
 #pragma once
 
+#include "kernels/cuda/early.cuh"
 #include "kernels/cuda/pool.cuh"
 
 namespace sinkhorn::cuda::pool {
@@ -135,6 +136,7 @@ struct SpreadTokens {
 template <class T, int kWide>
 __global__ void __launch_bounds__(32 * kWarps, 2)
     pool_spread_kernel(const __grid_constant__ Spread s) {
+  begin_early();
   __shared__ SpreadSums<kWide> sums;
   const Args& a = s.pools[0];
   const Place<kWide> at(a, a.p.blocks);

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "kernels/cuda/attention_launch.cuh"
+#include "kernels/cuda/early.cuh"
 #include "kernels/cuda/sort.cuh"
 
 namespace sinkhorn::cuda {
@@ -84,6 +85,7 @@ template <class S>
 __global__ void __launch_bounds__(kWide)
     sort_grad_kernel(const __grid_constant__ AttentionCall p, const float* partial, int splits,
                      int weight_splits, S* grad_sort) {
+  begin_early();
   const int j = blockIdx.x * kWide + threadIdx.x, i = blockIdx.y;
   const int64_t flat_head = blockIdx.z, heads = gridDim.z;
   if (j >= p.blocks) return;
@@ -268,8 +270,8 @@ void launch_sort_grad(const AttentionCall& call, const float* partial, int split
   const dim3 grid(pieces_of(call.blocks), apart ? call.rows : call.blocks, call.batch * call.heads);
   const auto finish = [&]<class S>() {
     if (apart) check(cudaMemsetAsync(grad_sort, 0, size * sizeof(S), stream), "sort_grad");
-    launch("sort_grad", sort_grad_kernel<S>, grid, std::min(kWide, call.blocks), 0, stream, call,
-           partial, splits, weight_splits, static_cast<S*>(grad_sort));
+    launch_early("sort_grad", sort_grad_kernel<S>, grid, std::min(kWide, call.blocks), 0, stream,
+                 call, partial, splits, weight_splits, static_cast<S*>(grad_sort));
   };
   with_type(call.sort_type, finish);
 }

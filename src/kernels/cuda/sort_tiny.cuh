@@ -16,6 +16,7 @@
 // the CTAs, in this order.
 #pragma once
 
+#include "kernels/cuda/early.cuh"
 #include "kernels/cuda/sort_parts.cuh"
 
 namespace sinkhorn::cuda {
@@ -60,6 +61,7 @@ struct alignas(16) TinyMatrix {
 template <class T, int kN>
 __global__ void __launch_bounds__(kTinyThreads, kTinySortCtas<kN>)
     sort_tiny_kernel(const __grid_constant__ AttentionCall p) {
+  begin_early();
   __shared__ TinyMatrix<kN> matrix;
   const SortHead<T> h(p, blockIdx.y / 2);
   const bool keys = blockIdx.y % 2 == 0;
@@ -178,6 +180,7 @@ __device__ __forceinline__ void undo_piece(float (&dr)[kN * kN], const SortHead<
 template <class T, int kN>
 __global__ void __launch_bounds__(kTinyThreads, kTinyUndoCtas<kN>)
     undo_tiny_kernel(const __grid_constant__ AttentionCall p, float* partial) {
+  begin_early();
   constexpr int kCount = kN * kN, kWarps = kTinyThreads / 32;
   constexpr int kKept = kCount > 32 ? kCount / 32 : 1;     // numbers of dR that a lane ends with
   constexpr int kSharers = kCount < 32 ? 32 / kCount : 1;  // lanes that end with the same
