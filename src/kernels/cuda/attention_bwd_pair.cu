@@ -12,7 +12,7 @@ void launch_pair(const AttentionCall& call, Stream stream) {
   const int across = (call.length + Shape::kTokens - 1) / Shape::kTokens;
   const int tiles = across * call.heads * call.batch;
   const dim3 grid(std::min(tiles, Shape::kCtas * multiprocessors()));
-  launch_early("attention_bwd_pair", attention_bwd_pair_kernel<E, kHalves>, grid,
+  launch_early(numbers_of(call), "attention_bwd_pair", attention_bwd_pair_kernel<E, kHalves>, grid,
                Shape::kAllThreads, attention_bwd_pair_shared<E, kHalves>(), stream, call, tiles);
 }
 

@@ -27,7 +27,7 @@ void launch_attention_fwd_plain(const AttentionCall& call, Stream stream) {
     if (!describe_all(maps, call, E::kColumns)) return launch_attention_fwd_general(call, stream);
     const auto go = [&]<class F>() {
       const int groups = (call.length + F::kTokens - 1) / F::kTokens * call.heads * call.batch;
-      launch_early("attention_fwd_plain", attention_fwd_plain_kernel<F>,
+      launch_early(numbers_of(call), "attention_fwd_plain", attention_fwd_plain_kernel<F>,
                    dim3(std::min(groups, F::kCtas * multiprocessors())), F::kAllThreads,
                    static_cast<int>(sizeof(PlainMemory<F>)), stream, call, maps, groups);
     };

@@ -37,6 +37,10 @@ void launch(const char* name, Kernel kernel, dim3 grid, int threads, int shared,
   check_launch(name);
 }
 
+inline int64_t numbers_of(const AttentionCall& call) {  // of a tensor of tokens
+  return int64_t{call.batch} * call.heads * call.length * call.width;
+}
+
 // Whether the current card has Hopper's instructions and SINKHORN_CUDA_PORTABLE is not set in the
 // environment, which asks for the portable kernels on any card.
 bool on_hopper();

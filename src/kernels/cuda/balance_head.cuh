@@ -10,7 +10,6 @@
 
 #include "kernels/cuda/balance_common.cuh"
 #include "kernels/cuda/check.cuh"
-#include "kernels/cuda/early.cuh"
 
 namespace sinkhorn::cuda::balance {
 
@@ -119,8 +118,14 @@ template <class Shape, class... Arguments>
 void launch_heads(const char* name, void (*kernel)(Arguments...), const BalanceParams& p,
                   size_t bytes, Stream stream,
                   const std::type_identity_t<Arguments>&... arguments) {
+  if (bytes > 48 * 1024) {
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                               static_cast<int>(bytes)),
+          name);
+  }
   const unsigned heads = static_cast<unsigned>(p.batch * p.heads);
-  launch_early(name, kernel, heads, Shape::kThreads, static_cast<int>(bytes), stream, arguments...);
+  kernel<<<heads, Shape::kThreads, bytes, stream>>>(arguments...);
+  check_launch(name);
 }
 
 // Calls body(HeadShape<size>()) for the smallest size that holds the blocks.

@@ -76,7 +76,6 @@ struct ColumnSegment {
 template <class Shape, bool kPrefix>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
     balance_head_causal_fwd_kernel(const __grid_constant__ Args a) {
-  begin_early();
   auto& m = shared_memory<CausalMemory<Shape>>();
   const int64_t head = blockIdx.x;
   const int n = static_cast<int>(a.p.blocks), steps = static_cast<int>(a.p.iterations);
@@ -262,7 +261,6 @@ template <class Shape, bool kPrefix>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
     balance_head_causal_bwd_kernel(const __grid_constant__ Args a, const Replay kept,
                                    float* scratch) {
-  begin_early();
   auto& m = shared_memory<CausalMemory<Shape>>();
   load_tile<Shape>(a, blockIdx.x, m.live, m.tile);
   CausalBackward<Shape, kPrefix>(a, kept, scratch, m).run();

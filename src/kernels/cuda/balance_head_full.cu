@@ -127,7 +127,6 @@ __device__ __forceinline__ float* full_terms(const BalanceParams& p, int64_t hea
 template <class Shape>
 __global__ void __launch_bounds__(Shape::kThreads)
     balance_head_full_fwd_kernel(const __grid_constant__ Args a) {
-  begin_early();
   auto& m = shared_memory<FullMemory<Shape>>();
   const int64_t head = blockIdx.x;
   const int n = static_cast<int>(a.p.blocks), steps = static_cast<int>(column_steps(a.p));
@@ -372,7 +371,6 @@ class FullBackward {
 template <class Shape>
 __global__ void __launch_bounds__(Shape::kThreads)
     balance_head_full_bwd_kernel(const __grid_constant__ Args a) {
-  begin_early();
   auto& m = shared_memory<FullMemory<Shape>>();
   load_tile<Shape>(unscaled(a), blockIdx.x, m.live, m.tile);
   FullBackward<Shape>(a, blockIdx.x, m).run();

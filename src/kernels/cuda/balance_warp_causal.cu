@@ -321,7 +321,8 @@ __global__ void __launch_bounds__(32 * kHeads)
 
 void launch(const char* name, void (*kernel)(const Args), const BalanceParams& p, Stream stream) {
   const unsigned ctas = static_cast<unsigned>((p.batch * p.heads + kHeads - 1) / kHeads);
-  launch_early(name, kernel, ctas, 32 * kHeads, 0, stream, make_args(p));
+  launch_early(p.batch * p.heads * p.blocks * p.blocks, name, kernel, ctas, 32 * kHeads, 0, stream,
+               make_args(p));
 }
 
 }  // namespace

@@ -182,13 +182,15 @@ void launch_block_logits_fwd(const BlockLogitsParams& p, Stream stream) {
   const int64_t tiles =
       divided_up(p.batch * p.blocks, kSide) * divided_up(p.heads * p.blocks, kSide);
   const unsigned ctas = static_cast<unsigned>(divided_up(tiles, kWarps));
-  launch_early("block_logits_fwd", block_logits_fwd_kernel, ctas, kThreads, 0, stream, p);
+  launch_early(p.batch * p.blocks * p.width, "block_logits_fwd", block_logits_fwd_kernel, ctas,
+               kThreads, 0, stream, p);
 }
 
 void launch_block_logits_bwd(const BlockLogitsParams& p, Stream stream) {
   const dim3 grid(static_cast<unsigned>(p.batch * p.blocks + p.heads * p.columns),
                   static_cast<unsigned>(divided_up(p.width, kThreads)));
-  launch_early("block_logits_bwd", block_logits_bwd_kernel, grid, kBackwardThreads, 0, stream, p);
+  launch_early(p.batch * p.blocks * p.width, "block_logits_bwd", block_logits_bwd_kernel, grid,
+               kBackwardThreads, 0, stream, p);
 }
 
 // Elements are counted in 32 bits: dividing by sizes is most of the work.

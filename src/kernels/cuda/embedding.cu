@@ -245,8 +245,8 @@ void start_bwd(const Pieces& pieces, Stream stream) {
   check_launch("embed_bwd");
   if (count == 1) return;
   const dim3 join_grid(static_cast<unsigned>((packs + 31) / 32), count - 1);
-  launch_early("embed_bwd join", embed_join_kernel<Id>, join_grid, dim3(32, kJoinWarps), 0, stream,
-               pieces);
+  launch_early(pieces.p.tokens * pieces.p.width, "embed_bwd join", embed_join_kernel<Id>, join_grid,
+               dim3(32, kJoinWarps), 0, stream, pieces);
 }
 
 }  // namespace

@@ -58,8 +58,8 @@ void launch_norm_fwd(const NormParams& p, Stream stream) {
   const auto blocks = static_cast<unsigned>(blocks_of(p));
   by_type(p.type, [&]<class T>() {
     by_width<T>(p, [&]<class U, int kWarps, int kChunks>() {
-      launch_early("norm_fwd", norm_fwd_kernel<U, kWarps, kChunks>, blocks, kNormThreads, 0, stream,
-                   p);
+      launch_early(p.rows * p.width, "norm_fwd", norm_fwd_kernel<U, kWarps, kChunks>, blocks,
+                   kNormThreads, 0, stream, p);
     });
   });
 }
@@ -68,8 +68,8 @@ void launch_norm_bwd(const NormParams& p, Stream stream) {
   const int64_t blocks = norm_partials(p.rows, p.width);
   by_type(p.type, [&]<class T>() {
     by_width<T>(p, [&]<class U, int kWarps, int kChunks>() {
-      launch_early("norm_bwd", norm_bwd_kernel<U, kWarps, kChunks>, static_cast<unsigned>(blocks),
-                   kNormThreads, 0, stream, p);
+      launch_early(p.rows * p.width, "norm_bwd", norm_bwd_kernel<U, kWarps, kChunks>,
+                   static_cast<unsigned>(blocks), kNormThreads, 0, stream, p);
     });
   });
 }

@@ -142,7 +142,8 @@ void launch_adam(const AdamParams& p, Stream stream) {
   AdamArgs a{{}, p, std::log(static_cast<double>(p.beta1)), std::log(static_cast<double>(p.beta2))};
   by_tables<kMostAdam>(p.tensors, p.count, kAdamPiece, [&](const auto& table, int) {
     a.table = table;
-    launch_early("adam", adam_kernel, static_cast<unsigned>(table.blocks), kThreads, 0, stream, a);
+    launch_early(int64_t{table.blocks} * kAdamPiece, "adam", adam_kernel,
+                 static_cast<unsigned>(table.blocks), kThreads, 0, stream, a);
   });
 }
 

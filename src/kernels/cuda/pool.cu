@@ -88,8 +88,8 @@ void launch_fwd(Args a, Stream stream) {
   if (pools_at_once(a, strips)) {
     a.tiles = static_cast<int>(strips);
     const unsigned ctas = static_cast<unsigned>(a.p.batch * strips);
-    return launch_early("pool_fwd", pool::pool_few_kernel<T, kWide>, ctas, 32 * pool::kFewWarps, 0,
-                        stream, a);
+    return launch_early(a.p.batch * a.p.length * a.p.width, "pool_fwd",
+                        pool::pool_few_kernel<T, kWide>, ctas, 32 * pool::kFewWarps, 0, stream, a);
   }
   a.tiles = static_cast<int>((a.p.width + 32 * kWide - 1) / (32 * kWide));
   const unsigned ctas = range_ctas(a, a.p.blocks);
@@ -108,8 +108,9 @@ void launch_bwd(pool::Spread s, Stream stream) {
     if (a.running && !a.few) launch_run<T, true>(a, stream);
   }
   const unsigned ctas = range_ctas(s.pools[0], s.pools[0].p.blocks);
-  launch_early("pool_bwd", pool::pool_spread_kernel<T, kWide>, ctas, 32 * pool::kWarps, 0, stream,
-               s);
+  const pool::Args& first = s.pools[0];
+  launch_early(first.p.batch * first.p.length * first.p.width, "pool_bwd",
+               pool::pool_spread_kernel<T, kWide>, ctas, 32 * pool::kWarps, 0, stream, s);
 }
 
 template <class T>

@@ -270,8 +270,8 @@ void launch_sort_grad(const AttentionCall& call, const float* partial, int split
   const dim3 grid(pieces_of(call.blocks), apart ? call.rows : call.blocks, call.batch * call.heads);
   const auto finish = [&]<class S>() {
     if (apart) check(cudaMemsetAsync(grad_sort, 0, size * sizeof(S), stream), "sort_grad");
-    launch_early("sort_grad", sort_grad_kernel<S>, grid, std::min(kWide, call.blocks), 0, stream,
-                 call, partial, splits, weight_splits, static_cast<S*>(grad_sort));
+    launch_early(size, "sort_grad", sort_grad_kernel<S>, grid, std::min(kWide, call.blocks), 0,
+                 stream, call, partial, splits, weight_splits, static_cast<S*>(grad_sort));
   };
   with_type(call.sort_type, finish);
 }

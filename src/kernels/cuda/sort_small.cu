@@ -28,8 +28,8 @@ void launch_sort_small(const AttentionCall& call, Stream stream) {
     constexpr int kColumns = kSmallColumns<T, kN>;
     const int tiles = 2 * ((call.block * call.width + kColumns - 1) / kColumns);
     const int shares = even_shares(heads, tiles, 132 * kSmallSortCtas<T>);
-    launch_early("sort_small", sort_small_kernel<T, kN>, dim3(shares, heads), 128,
-                 sort_small_shared<T, kN>(), stream, call);
+    launch("sort_small", sort_small_kernel<T, kN>, dim3(shares, heads), 128,
+           sort_small_shared<T, kN>(), stream, call);
   });
 }
 
@@ -45,8 +45,8 @@ int undo_small_splits(const AttentionCall& call) {
 
 void launch_undo_small(const AttentionCall& call, float* partial, int splits, Stream stream) {
   for_size(call, [&]<class T, int kN>() {
-    launch_early("undo_small", undo_small_kernel<T, kN>, dim3(splits, call.batch * call.heads), 128,
-                 undo_small_shared<T, kN>(), stream, call, partial);
+    launch("undo_small", undo_small_kernel<T, kN>, dim3(splits, call.batch * call.heads), 128,
+           undo_small_shared<T, kN>(), stream, call, partial);
   });
 }
 

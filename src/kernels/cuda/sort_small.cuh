@@ -13,7 +13,6 @@
 // sort.cuh says why results that are not finite are added up again.
 #pragma once
 
-#include "kernels/cuda/early.cuh"
 #include "kernels/cuda/sort_parts.cuh"
 
 namespace sinkhorn::cuda {
@@ -86,7 +85,6 @@ constexpr int kSmallUndoCtas = sizeof(T) == 4 ? 2
 template <class T, int kN>
 __global__ void __launch_bounds__(128, kSmallSortCtas<T>)
     sort_small_kernel(const __grid_constant__ AttentionCall p) {
-  begin_early();
   constexpr int kColumns = kSmallColumns<T, kN>, kPitch = kColumns + kPad, kPitchA = kN + kPad;
   constexpr int kM = kN >= 32 ? 2 : 1;  // 16-row and 8-column tiles of a warp
   constexpr int kTiles8 = kN * kColumns / 512 / kM;
@@ -203,7 +201,6 @@ constexpr int undo_small_shared() {
 template <class T, int kN>
 __global__ void __launch_bounds__(128, kSmallUndoCtas<T, kN>)
     undo_small_kernel(const __grid_constant__ AttentionCall p, float* partial) {
-  begin_early();
   constexpr int kColumns = kSmallColumns<T, kN> / 2, kPitch = kColumns + kPad, kPitchA = kN + kPad;
   constexpr int kSize = kN * kPitch;
   constexpr bool kApart = kN < 64;  // warps take columns apart

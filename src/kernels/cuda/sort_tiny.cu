@@ -31,8 +31,8 @@ void launch_sort_tiny(const AttentionCall& call, Stream stream) {
   const int sides = call.batch * call.heads * 2;
   for_size(call, [&]<class T, int kN>() {
     const int shares = even_shares(sides, tiny_tiles<T>(call), 132 * kTinySortCtas<kN>);
-    launch_early("sort_tiny", sort_tiny_kernel<T, kN>, dim3(shares, sides), kTinyThreads, 0, stream,
-                 call);
+    launch_early(numbers_of(call), "sort_tiny", sort_tiny_kernel<T, kN>, dim3(shares, sides),
+                 kTinyThreads, 0, stream, call);
   });
 }
 
@@ -49,8 +49,8 @@ int undo_tiny_splits(const AttentionCall& call) {
 void launch_undo_tiny(const AttentionCall& call, float* partial, int splits, Stream stream) {
   const dim3 grid(splits / 2, call.batch * call.heads * 2);
   for_size(call, [&]<class T, int kN>() {
-    launch_early("undo_tiny", undo_tiny_kernel<T, kN>, grid, kTinyThreads, 0, stream, call,
-                 partial);
+    launch_early(numbers_of(call), "undo_tiny", undo_tiny_kernel<T, kN>, grid, kTinyThreads, 0,
+                 stream, call, partial);
   });
 }
 
