@@ -1,5 +1,5 @@
 // Backward as in attention_bwd_together.cuh for the common case on Hopper: blocks that fill tiles
-// of 64, or are 128 long, D <= 64; a sort, no window, no mask, no dropout.
+// of 64, or are 128 long where D <= 64; a sort, no window, no mask, no dropout.
 //
 // A CTA takes kHalves * 64 tokens: one half where blocks fill tiles of 64, two for blocks of 128.
 // Each group of four warps has 64 keys of one list, those sorted into the tokens' place or their

@@ -133,16 +133,9 @@ class SlabLauncher {
   }
   template <class... Parameters, class... Arguments>
   void operator()(void (*kernel)(Parameters...), const SlabArgs& t, Arguments... arguments) {
-    cudaLaunchAttribute early;
-    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    early.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config{};
-    config.gridDim = dim3(static_cast<unsigned>(t.heads) * static_cast<unsigned>(t.slabs));
-    config.blockDim = dim3(SlabShape<128>::kCta);
-    config.stream = stream_;
-    config.attrs = &early;
-    config.numAttrs = can_wait_ && !first_ ? 1 : 0;
-    check(cudaLaunchKernelEx(&config, kernel, t, arguments...), "balance");
+    const dim3 grid(static_cast<unsigned>(t.heads) * static_cast<unsigned>(t.slabs));
+    launch_beside(can_wait_ && !first_, "balance", kernel, grid, SlabShape<128>::kCta, 0, stream_,
+                  t, arguments...);
     first_ = false;
   }
 

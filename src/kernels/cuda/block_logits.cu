@@ -174,7 +174,7 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 bool covers_block_logits(int64_t rows, int64_t columns, int64_t width) {
-  return rows > 0 && rows <= kMostRows && columns <= kMostColumns &&
+  return rows > 0 && rows <= kMostRows && width > 0 && columns <= kMostColumns &&
          rows * columns * width <= kMostProducts;
 }
 

@@ -44,26 +44,33 @@ void allow_shared(Kernel kernel, int bytes, const char* name) {
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), name);
 }
 
+// Of a kernel that, if it is to begin early, waits.
+template <class... Parameters, class... Arguments>
+void launch_beside(bool early, const char* name, void (*kernel)(Parameters...), dim3 grid,
+                   dim3 threads, int shared, Stream stream, const Arguments&... arguments) {
+  if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
+  allow_shared(kernel, shared, name);
+  cudaLaunchAttribute attribute;
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = threads;
+  config.dynamicSmemBytes = static_cast<size_t>(shared);
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = early ? 1 : 0;
+  check(cudaLaunchKernelEx(&config, kernel, arguments...), name);
+}
+
 constexpr int64_t kLittleWork = int64_t{1} << 21;  // numbers
 
 // Of a kernel that begins with begin_early and goes through so many numbers.
 template <class... Parameters, class... Arguments>
 void launch_early(int64_t numbers, const char* name, void (*kernel)(Parameters...), dim3 grid,
                   dim3 threads, int shared, Stream stream, const Arguments&... arguments) {
-  if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
-  allow_shared(kernel, shared, name);
-  static const bool waits = can_wait(kernel, name);  // all kernels are built for the same cards
-  cudaLaunchAttribute early;
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = grid;
-  config.blockDim = threads;
-  config.dynamicSmemBytes = static_cast<size_t>(shared);
-  config.stream = stream;
-  config.attrs = &early;
-  config.numAttrs = waits && numbers <= kLittleWork ? 1 : 0;
-  check(cudaLaunchKernelEx(&config, kernel, arguments...), name);
+  const bool early = numbers <= kLittleWork && can_wait(kernel, name);
+  launch_beside(early, name, kernel, grid, threads, shared, stream, arguments...);
 }
 
 }  // namespace sinkhorn::cuda

@@ -1,5 +1,5 @@
-// What the kernels of the training step share: packs of neighbours loaded at once, sums over a
-// warp, and dropout from a counter.
+// What the kernels of training steps and decoding share: packs of neighbours loaded at once, sums
+// over a warp, and dropout from a counter.
 #pragma once
 
 #include <cuda_bf16.h>

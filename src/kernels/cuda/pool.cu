@@ -65,9 +65,11 @@ void launch_counts(const Args& a, Stream stream) {
   const int64_t pools = a.p.batch * a.p.blocks;
   const unsigned ctas = static_cast<unsigned>((pools + pool::kWarps - 1) / pool::kWarps);
   pool::pool_count_kernel<<<ctas, 32 * pool::kWarps, 0, stream>>>(a);
-  if (!a.running) return;
-  pool::pool_count_run_kernel<<<static_cast<unsigned>(a.p.batch), pool::kCountThreads, 0, stream>>>(
-      a);
+  if (a.running) {
+    const unsigned batch = static_cast<unsigned>(a.p.batch);
+    pool::pool_count_run_kernel<<<batch, pool::kCountThreads, 0, stream>>>(a);
+  }
+  check_launch("pool counts");
 }
 
 template <class T, bool kBackward>
@@ -78,6 +80,7 @@ void launch_run(const Args& a, Stream stream) {
     pool::pool_total_kernel<T, kBackward><<<ctas, pool::kRunThreads, 0, stream>>>(a);
   }
   pool::pool_run_kernel<T, kBackward><<<ctas, pool::kRunThreads, 0, stream>>>(a);
+  check_launch("pool runs");
 }
 
 template <class T, int kWide>

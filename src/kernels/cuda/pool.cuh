@@ -87,7 +87,7 @@ struct Args {
   bool running;          // a causal sum or mean
   bool few;              // running sums in the launch that sums or spreads
   int share;             // warps to a pool: 1, 2, 4 or 8
-  int tiles;             // of 32 * kWide columns
+  int tiles;             // of 32 * kWide columns; of pool_few, strips
   int64_t runs;          // of kRun pools
   float* sums;           // [B, N, E]: sums of ranges; in backward running sums from the end
   float *totals, *lost;  // [B, runs, E]: of whole runs, and what rounding lost of them

@@ -1,9 +1,10 @@
 // The products around the sort.
 //
-//   sort    out[i, c] = sum_j R[i, j] x[j, c]      c = (p, d) runs over the b * D numbers of a
-//   block undo    dx[j, c] += sum_i R[i, j] dx'[i, c] dR[i, j]         = sum_c dx'[i, c] x[j, c],
-//   over keys and values
+//   sort    out[i, c] = sum_j R[i, j] x[j, c]
+//   undo    dx[j, c] += sum_i R[i, j] dx'[i, c]
+//           dR[i, j] = sum_c dx'[i, c] x[j, c], over keys and values
 //
+// c = (p, d) runs over the b * D numbers of a block.
 // x lies as tokens do, [L, D] with any stride between tokens, and is 0 where masked; x' is
 // [rows, b * D] without gaps. R is the selected copy: 0 where not allowed.
 //

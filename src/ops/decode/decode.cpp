@@ -57,7 +57,7 @@ void check_type(const Tensor& t, at::ScalarType type) {
 
 bool covers_decode(const Tensor& cache) {
   return cache.is_cuda() && cache.stride(3) == 1 && cache.stride(2) == cache.size(3) &&
-         cache.size(0) <= cuda::kMostDecodeSlots &&
+         cache.size(0) > 0 && cache.size(0) <= cuda::kMostDecodeSlots &&
          cuda::covers_decode(kernel_type(cache.scalar_type()), cache.size(3));
 }
 

@@ -99,9 +99,11 @@ SortedIds sort_by_kernel(const Tensor& flat, int64_t rows, SideWork* side) {
 SortedIds sorted_ids(const Tensor& ids, int64_t rows) {
   const Tensor flat = ids.flatten().contiguous();
   if (cuda::covers_embed_sort(flat.numel(), rows)) return sort_by_kernel(flat, rows, nullptr);
-  // A radix sort makes a pass for each byte of a key.
-  const bool narrow = rows <= int64_t{1} << 15;
-  return at::sort(flat.to(narrow ? at::kShort : at::kInt), /*stable=*/true, 0, false);
+  // A radix sort makes a pass for each byte of a key. Ids that are not in the table must not become
+  // others that are.
+  const bool narrow = rows < int64_t{1} << 15;
+  const Tensor keys = flat.clamp(-1, rows).to(narrow ? at::kShort : at::kInt);
+  return at::sort(keys, /*stable=*/true, 0, false);
 }
 
 void add_tokens(Tensor& onto, const Tensor& grad, const SortedIds& ids, double scale) {

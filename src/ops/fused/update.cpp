@@ -178,6 +178,8 @@ void copy_all_op(at::TensorList to, at::TensorList from) {
   list.reserve(to.size());
   for (size_t i = 0; i < to.size(); ++i) {
     list.push_back({from[i].const_data_ptr<float>(), to[i].data_ptr(), to[i].numel()});
+    // A graph that saved the old copy for its backward must notice.
+    if (!to[i].is_inference()) to[i].unsafeGetTensorImpl()->bump_version();
   }
   cuda::launch_copies(list.data(), static_cast<int>(list.size()), kernel_type(type),
                       current_stream(to[0]));
