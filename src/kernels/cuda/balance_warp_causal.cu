@@ -319,8 +319,15 @@ __global__ void __launch_bounds__(32 * kHeads)
   WarpBackward<Shape, kPrefix>(a, head, memory[threadIdx.x / 32]).run();
 }
 
-void launch(const char* name, void (*kernel)(const Args), const BalanceParams& p, Stream stream) {
+// Launches kernel_of.operator()<Shape, kPrefix>(), for the size and the columns of p.
+template <class KernelOf>
+void launch(const char* name, const BalanceParams& p, Stream stream, const KernelOf& kernel_of) {
   const unsigned ctas = static_cast<unsigned>((p.batch * p.heads + kHeads - 1) / kHeads);
+  const bool prefix = p.columns == Columns::kPrefix, small = p.blocks <= 8;
+  const auto kernel = small    ? prefix ? kernel_of.template operator()<WarpShape<8>, true>()
+                                        : kernel_of.template operator()<WarpShape<8>, false>()
+                         : prefix ? kernel_of.template operator()<WarpShape<16>, true>()
+                               : kernel_of.template operator()<WarpShape<16>, false>();
   launch_early(p.batch * p.heads * p.blocks * p.blocks, name, kernel, ctas, 32 * kHeads, 0, stream,
                make_args(p));
 }
@@ -333,21 +340,15 @@ bool warp_causal_covers_bwd(const BalanceParams& p) {
 }
 
 void warp_causal_fwd(const BalanceParams& p, Stream stream) {
-  const bool prefix = p.columns == Columns::kPrefix;
-  const auto kernel = p.blocks <= 8 ? prefix ? balance_warp_causal_fwd_kernel<WarpShape<8>, true>
-                                             : balance_warp_causal_fwd_kernel<WarpShape<8>, false>
-                      : prefix ? balance_warp_causal_fwd_kernel<WarpShape<16>, true>
-                                    : balance_warp_causal_fwd_kernel<WarpShape<16>, false>;
-  launch("balance_fwd", kernel, p, stream);
+  launch("balance_fwd", p, stream, [&]<class Shape, bool kPrefix>() {
+    return balance_warp_causal_fwd_kernel<Shape, kPrefix>;
+  });
 }
 
 void warp_causal_bwd(const BalanceParams& p, Stream stream) {
-  const bool prefix = p.columns == Columns::kPrefix;
-  const auto kernel = p.blocks <= 8 ? prefix ? balance_warp_causal_bwd_kernel<WarpShape<8>, true>
-                                             : balance_warp_causal_bwd_kernel<WarpShape<8>, false>
-                      : prefix ? balance_warp_causal_bwd_kernel<WarpShape<16>, true>
-                                    : balance_warp_causal_bwd_kernel<WarpShape<16>, false>;
-  launch("balance_bwd", kernel, p, stream);
+  launch("balance_bwd", p, stream, [&]<class Shape, bool kPrefix>() {
+    return balance_warp_causal_bwd_kernel<Shape, kPrefix>;
+  });
 }
 
 }  // namespace sinkhorn::cuda::balance

@@ -76,10 +76,6 @@ Tensor sum_rows(const Tensor& grad, const Tensor& ids, int64_t rows, double scal
                                       /*scale_grad_by_freq=*/false);
 }
 
-bool is_plain(const Tensor& x) {
-  return x.is_contiguous() && reinterpret_cast<uintptr_t>(x.const_data_ptr()) % 16 == 0;
-}
-
 // The ids in ascending order, int16 or int32, and the token that each is of, int64.
 using SortedIds = std::tuple<Tensor, Tensor>;
 
@@ -165,7 +161,7 @@ class EmbedFunction : public torch::autograd::Function<EmbedFunction> {
     context->save_for_backward({ids});
     context->saved_data["scale"] = scale;
     context->saved_data["rows"] = weight.size(0);
-    if (const SideWorkPtr side = SideScope::current()) {
+    if (const SideWorkPtr side = SideScope::current(); side && side->accepts(weight)) {
       context->saved_data["side"] = c10::IValue::make_capsule(side);
       context->saved_data["memory"] = reinterpret_cast<int64_t>(weight.const_data_ptr());
       sort_aside(context->saved_data, *side, weight, ids, positions);

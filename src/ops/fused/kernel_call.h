@@ -15,9 +15,12 @@ inline bool is_kernel_type(at::ScalarType type) {
 }
 
 // Contiguous, and aligned for accesses of 16 bytes.
+inline bool is_plain(const Tensor& x) {
+  return x.is_contiguous() && reinterpret_cast<uintptr_t>(x.const_data_ptr()) % 16 == 0;
+}
 inline Tensor aligned(const Tensor& x) {
   const Tensor plain = x.contiguous();
-  return reinterpret_cast<uintptr_t>(plain.const_data_ptr()) % 16 == 0 ? plain : plain.clone();
+  return is_plain(plain) ? plain : plain.clone();
 }
 
 // A result that a call does not have.

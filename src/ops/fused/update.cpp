@@ -17,19 +17,15 @@ namespace {
 
 constexpr int64_t kRecordSize = sizeof(cuda::StepRecord) / sizeof(int64_t);
 
-bool is_plain(const Tensor& x, at::ScalarType type, at::Device device) {
-  return x.scalar_type() == type && x.device() == device && x.is_contiguous() &&
-         reinterpret_cast<uintptr_t>(x.const_data_ptr()) % 16 == 0;
-}
-
 // A number that a kernel reads or counts in.
 bool is_scalar(const Tensor& x, at::ScalarType type, at::Device device) {
   return x.numel() == 1 && x.scalar_type() == type && x.device() == device;
 }
 
 bool are_plain(at::TensorList list, at::ScalarType type, at::Device device) {
-  return std::all_of(list.begin(), list.end(),
-                     [&](const Tensor& x) { return is_plain(x, type, device); });
+  return std::all_of(list.begin(), list.end(), [&](const Tensor& x) {
+    return x.scalar_type() == type && x.device() == device && is_plain(x);
+  });
 }
 
 // In any layout: aligned() makes what a kernel reads.
