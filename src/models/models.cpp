@@ -45,12 +45,16 @@ at::Tensor shift_right(const at::Tensor& targets) {
 
 Model::Model(const ModelConfig& config) : config_(config) { check_model(config); }
 
+double Model::smoothing() const { return is_training() ? config_.label_smoothing : 0.0; }
+
 at::Tensor Model::loss(const Input& input, const nn::Context& context) {
-  const at::Tensor scores = logits(input, context);
-  const double smoothing = is_training() ? config_.label_smoothing : 0.0;
-  const bool classes = input.targets.dim() == 1;
-  return ops::cross_entropy(scores.flatten(0, -2), input.targets.flatten(), classes ? -100 : kPad,
-                            smoothing);
+  constexpr int64_t kNoClass = -100;
+  return ops::cross_entropy(logits(input, context), input.targets, kNoClass, smoothing());
+}
+
+at::Tensor Model::loss_of(const Read& read, const at::Tensor& targets) const {
+  return ops::label_loss(read.states.flatten(0, -2), read.labels.weight, targets.flatten(),
+                         {kPad, smoothing(), read.labels.copy});
 }
 
 int64_t Model::parameter_count() const {
@@ -60,7 +64,8 @@ int64_t Model::parameter_count() const {
 }
 
 at::Tensor DecoderParts::logits(const at::Tensor& states) const {
-  return output != nullptr ? output->forward(states) : embedding->tied_output(states);
+  return nn::scores(states, output != nullptr ? output->labels(states)
+                                              : embedding->labels(states, embedding->weight));
 }
 
 LanguageModel::LanguageModel(const ModelConfig& c) : Model(c) {
@@ -73,11 +78,20 @@ LanguageModel::LanguageModel(const ModelConfig& c) : Model(c) {
   }
 }
 
-at::Tensor LanguageModel::logits(const Input& input, const nn::Context& context) {
+LanguageModel::Read LanguageModel::read(const Input& input, const nn::Context& context) {
   const auto tokens = embedding_->with_table(input.ids, embedding_->weight);
   const at::Tensor x = at::dropout(tokens.vectors, config_.dropout, is_training());
   const at::Tensor y = decoder_->forward(x, with_mask(context, input.mask));
-  return output_ != nullptr ? output_->forward(y) : embedding_->tied_output(y, tokens.table);
+  return {y, output_ != nullptr ? output_->labels(y) : embedding_->labels(y, tokens.table)};
+}
+
+at::Tensor LanguageModel::logits(const Input& input, const nn::Context& context) {
+  const auto [states, labels] = read(input, context);
+  return nn::scores(states, labels);
+}
+
+at::Tensor LanguageModel::loss(const Input& input, const nn::Context& context) {
+  return loss_of(read(input, context), input.targets);
 }
 
 std::vector<std::shared_ptr<nn::SinkhornAttention>> LanguageModel::attentions() const {
@@ -107,23 +121,34 @@ nn::Memory Seq2Seq::encode_vectors(const at::Tensor& vectors, const std::optiona
 
 at::Tensor Seq2Seq::decode(const at::Tensor& ids, const std::optional<at::Tensor>& mask,
                            const nn::Memory& memory, const nn::Context& context) {
-  return decode_tokens(embedding_->with_table(ids, embedding_->weight), mask, memory, context);
+  const auto [states, labels] =
+      decode_tokens(embedding_->with_table(ids, embedding_->weight), mask, memory, context);
+  return nn::scores(states, labels);
 }
 
-at::Tensor Seq2Seq::decode_tokens(const nn::Embedding::Tokens& tokens,
-                                  const std::optional<at::Tensor>& mask, const nn::Memory& memory,
-                                  const nn::Context& context) {
+Seq2Seq::Read Seq2Seq::decode_tokens(const nn::Embedding::Tokens& tokens,
+                                     const std::optional<at::Tensor>& mask,
+                                     const nn::Memory& memory, const nn::Context& context) {
   const at::Tensor x = at::dropout(tokens.vectors, config_.dropout, is_training());
   const at::Tensor y = decoder_->forward(x, with_mask(context, mask), &memory);
-  return embedding_->tied_output(y, tokens.table);
+  return {y, embedding_->labels(y, tokens.table)};
 }
 
-at::Tensor Seq2Seq::logits(const Input& input, const nn::Context& context) {
+Seq2Seq::Read Seq2Seq::read(const Input& input, const nn::Context& context) {
   // One table goes from hand to hand, so that the gradients of all three uses meet in it.
   const auto source = embedding_->with_table(input.ids, embedding_->weight);
   const nn::Memory memory = encode_vectors(source.vectors, input.mask, context);
   const auto target = embedding_->with_table(shift_right(input.targets), source.table);
   return decode_tokens(target, input.target_mask, memory, context);
+}
+
+at::Tensor Seq2Seq::logits(const Input& input, const nn::Context& context) {
+  const auto [states, labels] = read(input, context);
+  return nn::scores(states, labels);
+}
+
+at::Tensor Seq2Seq::loss(const Input& input, const nn::Context& context) {
+  return loss_of(read(input, context), input.targets);
 }
 
 std::vector<std::shared_ptr<nn::SinkhornAttention>> Seq2Seq::attentions() const {

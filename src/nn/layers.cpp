@@ -63,6 +63,12 @@ thread_local int without_initialization = 0;
 WithoutInitialization::WithoutInitialization() { ++without_initialization; }
 WithoutInitialization::~WithoutInitialization() { --without_initialization; }
 
+at::Tensor scores(const at::Tensor& x, const LabelWeights& labels) {
+  ops::LinearOptions options;
+  options.weight_copy = labels.copy;
+  return ops::linear(x, labels.weight, std::nullopt, options);
+}
+
 Linear::Linear(int64_t in, int64_t out, bool with_bias, int64_t parts) {
   weight = at::empty({out, in});
   const double limit = std::sqrt(6.0 / static_cast<double>(in + out / parts));
@@ -83,6 +89,10 @@ at::Tensor Linear::relu_forward(const at::Tensor& x, double dropout) {
   ops::LinearOptions options{weight_copy_.find(weight, x.scalar_type()),
                              bias_copy_.find(bias, x.scalar_type()), /*relu=*/true, dropout};
   return ops::linear(x, weight, bias, options);
+}
+
+LabelWeights Linear::labels(const at::Tensor& x) {
+  return {weight, weight_copy_.find(weight, x.scalar_type())};
 }
 
 std::vector<ParameterCopy*> Linear::copies() { return {&weight_copy_, &bias_copy_}; }
@@ -161,12 +171,8 @@ at::Tensor Embedding::forward_at(const at::Tensor& ids, const at::Tensor& places
   return at::add(at::embedding(all, places), at::embedding(weight, ids), scale());
 }
 
-at::Tensor Embedding::tied_output(const at::Tensor& x) { return tied_output(x, weight); }
-
-at::Tensor Embedding::tied_output(const at::Tensor& x, const at::Tensor& table) {
-  ops::LinearOptions options;
-  options.weight_copy = weight_copy_.find(weight, x.scalar_type());
-  return ops::linear(x, table, std::nullopt, options);
+LabelWeights Embedding::labels(const at::Tensor& x, const at::Tensor& table) {
+  return {table, weight_copy_.find(weight, x.scalar_type())};
 }
 
 std::vector<ParameterCopy*> Embedding::copies() { return {&weight_copy_}; }

@@ -113,6 +113,12 @@ TORCH_LIBRARY(sinkhorn, m) {
       "cross_entropy_fwd(Tensor logits, Tensor targets, int ignored, float smoothing, bool keep) "
       "-> (Tensor loss, Tensor grad_logits)");
   m.def("cross_entropy_bwd(Tensor grad, Tensor(a!) grad_logits) -> ()");
+  m.def(
+      "label_loss(Tensor x, Tensor weight, Tensor targets, int ignored, float smoothing=0.0, "
+      "Tensor? weight_copy=None) -> Tensor");
+  m.def(
+      "label_loss_fwd(Tensor x, Tensor weight, Tensor targets, int ignored, float smoothing) "
+      "-> (Tensor loss, Tensor grad_logits, Tensor grad_x)");
 
   // Of all tensors of a model at once (ops/fused/update.h).
   m.def(

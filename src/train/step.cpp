@@ -1,11 +1,11 @@
 #include "train/step.h"
 
-#include <ATen/ops/ones_like.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include "ops/fused/fused.h"
 #include "ops/fused/side_work.h"
 #include "ops/fused/update.h"
 #include "sinkhorn/error.h"
@@ -53,8 +53,7 @@ at::Tensor Stepper::backward(const std::vector<models::Input>& inputs) {
   if (inputs.size() == 1) {
     ops::SideScope side(side_stream_);
     loss = model_.loss(inputs[0], context_);
-    if (!one_.defined()) one_ = at::ones_like(loss.detach());  // kept: a launch less every step
-    torch::autograd::backward({loss}, {one_});
+    torch::autograd::backward({loss}, {ops::unit_gradient(loss)});
     side.join();
   } else {
     loss = accumulate(inputs);

@@ -65,7 +65,6 @@ class Stepper {
   std::unique_ptr<Optimizer> optimizer_;
   double last_rate_ = 0;           // what rate_ holds
   at::Tensor rate_;                // a scalar on the device
-  at::Tensor one_;                 // the gradient of a loss, made with the first
   at::Tensor record_;              // ops::new_record, on the device
   at::Tensor sums_;                // [2], on the device: of losses and norms since the last report
   at::Tensor steps_since_report_;  // on the CPU

@@ -1,5 +1,6 @@
-"""Checks of the training step's operators (add_norm, norm, residual, linear, cross_entropy, embed), for
-any device. test_fused.py runs them under pytest; `python fused_checks.py` runs them on a GPU without it.
+"""Checks of the training step's operators (add_norm, norm, residual, linear, cross_entropy, label_loss,
+embed), for any device. test_fused.py runs them under pytest; `python fused_checks.py` runs them on a GPU
+without it.
 
 The truth is float64; eager code in the type under test sets the tolerance (docs/numerics.md)."""
 
@@ -16,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import embed_checks
+import label_loss_checks
 import sort_net_checks
 import support
 import update_checks
@@ -309,7 +311,7 @@ def cross_entropy_backward_twice(device: str) -> None:
 CHECKS = [norms, norm_of_any_strides, norm_backward_from_one_output, dropout_of_parts, linears,
           dropout_after_relu, cross_entropies, cross_entropy_of_extreme_logits,
           cross_entropy_of_unaligned_logits, cross_entropy_backward_twice, *embed_checks.CHECKS,
-          *update_checks.CHECKS, *sort_net_checks.CHECKS]
+          *label_loss_checks.CHECKS, *update_checks.CHECKS, *sort_net_checks.CHECKS]
 
 
 def graph_advances_dropout(device: str) -> None:

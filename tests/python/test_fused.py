@@ -48,6 +48,8 @@ def test_gradients_match_finite_differences(device):
     for smoothing in (0.0, 0.2):
         assert torch.autograd.gradcheck(
             lambda t: ops.cross_entropy(t.flatten(0, 1), targets, 0, smoothing), (x,))
+        assert torch.autograd.gradcheck(
+            lambda t, m: ops.label_loss(t.flatten(0, 1), m, targets % 4, 0, smoothing), (x, matrix))
 
 
 @on_devices
@@ -71,6 +73,10 @@ def test_nonsense_is_refused(device):
          lambda: ops.embed(floats(9, 8), floats(2, 3).int(), floats(3, 8), 1.0)),
         (r"positions must be",
          lambda: ops.embed(floats(9, 8), floats(2, 3).long(), floats(2, 8), 1.0)),
+        (r"label_loss: x has width 8",
+         lambda: ops.label_loss(floats(2, 8), floats(3, 7), floats(2).long(), 0)),
+        (r"label_loss: targets must be",
+         lambda: ops.label_loss(floats(2, 8), floats(3, 8), floats(3).long(), 0)),
         (r"smoothing", lambda: ops.cross_entropy(floats(2, 8), floats(2).long(), 0, 1.5)),
     ]
     for message, call in refused:
@@ -90,3 +96,7 @@ def test_shapes_without_values():
     loss, grad = ops.cross_entropy_fwd(part.flatten(0, 1), torch.empty(20, device="meta").long(), 0,
                                        0.1, True)
     assert loss.shape == () and grad.shape == (20, 32) and grad.dtype == torch.bfloat16
+    labels = torch.empty(259, 32, device="meta", dtype=torch.bfloat16)
+    loss, grad, grad_x = ops.label_loss_fwd(part.flatten(0, 1), labels,
+                                            torch.empty(20, device="meta").long(), 0, 0.1)
+    assert loss.shape == () and grad.shape == (20, 264) and grad_x.shape == (20, 32)

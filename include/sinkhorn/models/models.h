@@ -30,7 +30,7 @@ class Model : public torch::nn::Module {
 
   // Mean cross-entropy over the batch's real targets, float32 (float64 for float64), label
   // smoothing included if the configuration has it and the model is training.
-  at::Tensor loss(const Input& input, const nn::Context& context);
+  virtual at::Tensor loss(const Input& input, const nn::Context& context);
 
   // Every layer's attention, encoder first.
   virtual std::vector<std::shared_ptr<nn::SinkhornAttention>> attentions() const = 0;
@@ -40,6 +40,15 @@ class Model : public torch::nn::Module {
 
  protected:
   explicit Model(const ModelConfig& config);
+
+  // States [B, T, E], and what makes scores of the next tokens from them.
+  struct Read {
+    at::Tensor states;
+    nn::LabelWeights labels;
+  };
+  at::Tensor loss_of(const Read& read, const at::Tensor& targets) const;
+  double smoothing() const;  // of targets, now
+
   ModelConfig config_;
 };
 
@@ -57,10 +66,13 @@ class LanguageModel : public Model {
  public:
   explicit LanguageModel(const ModelConfig& config);
   at::Tensor logits(const Input& input, const nn::Context& context) override;
+  at::Tensor loss(const Input& input, const nn::Context& context) override;
   std::vector<std::shared_ptr<nn::SinkhornAttention>> attentions() const override;
   DecoderParts decoder_parts() const { return {embedding_, decoder_, output_}; }
 
  private:
+  Read read(const Input& input, const nn::Context& context);
+
   std::shared_ptr<nn::Embedding> embedding_;
   std::shared_ptr<nn::Stack> decoder_;
   std::shared_ptr<nn::Linear> output_;  // null when tied
@@ -71,6 +83,7 @@ class Seq2Seq : public Model {
  public:
   explicit Seq2Seq(const ModelConfig& config);
   at::Tensor logits(const Input& input, const nn::Context& context) override;
+  at::Tensor loss(const Input& input, const nn::Context& context) override;
   std::vector<std::shared_ptr<nn::SinkhornAttention>> attentions() const override;
 
   nn::Memory encode(const at::Tensor& ids, const std::optional<at::Tensor>& mask,
@@ -83,9 +96,9 @@ class Seq2Seq : public Model {
  private:
   nn::Memory encode_vectors(const at::Tensor& vectors, const std::optional<at::Tensor>& mask,
                             const nn::Context& context);
-  at::Tensor decode_tokens(const nn::Embedding::Tokens& tokens,
-                           const std::optional<at::Tensor>& mask, const nn::Memory& memory,
-                           const nn::Context& context);
+  Read read(const Input& input, const nn::Context& context);
+  Read decode_tokens(const nn::Embedding::Tokens& tokens, const std::optional<at::Tensor>& mask,
+                     const nn::Memory& memory, const nn::Context& context);
 
   std::shared_ptr<nn::Embedding> embedding_;  // of both sides and the output
   std::shared_ptr<nn::Stack> encoder_, decoder_;

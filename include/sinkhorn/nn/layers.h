@@ -63,6 +63,14 @@ class WithoutInitialization {
   WithoutInitialization& operator=(const WithoutInitialization&) = delete;
 };
 
+// The weights of a projection to labels: scores are x weight'.
+struct LabelWeights {
+  at::Tensor weight;                 // [V, E]
+  std::optional<at::Tensor> copy{};  // in the type of x, where it is at hand
+};
+
+at::Tensor scores(const at::Tensor& x, const LabelWeights& labels);  // [..., E] -> [..., V]
+
 // y = x W' + b. Glorot uniform weights, zero bias, as Tensor2Tensor does.
 class Linear : public torch::nn::Module, public CopyHolder {
  public:
@@ -70,6 +78,7 @@ class Linear : public torch::nn::Module, public CopyHolder {
   Linear(int64_t in, int64_t out, bool bias, int64_t parts = 1);
   at::Tensor forward(const at::Tensor& x);
   at::Tensor relu_forward(const at::Tensor& x, double dropout);  // dropout(relu(y))
+  LabelWeights labels(const at::Tensor& x);                      // for x, without the bias
   std::vector<ParameterCopy*> copies() override;
 
   at::Tensor weight, bias;  // [out, in], [out]
@@ -116,17 +125,15 @@ class Embedding : public torch::nn::Module, public CopyHolder {
   // longest: sequences expected; longer ones work too.
   Embedding(int64_t vocab, int64_t width, int64_t longest = 0);
   at::Tensor forward(const at::Tensor& ids);  // [B, L] -> [B, L, E]
-  // The same, and the weights again for what reads them next, tied_output or another of these:
-  // backward then adds the tokens' gradient onto theirs in place. table: weight, or what such a
-  // call gave.
+  // The same, and the weights again for what reads them next, labels or another of these: backward
+  // then adds the tokens' gradient onto theirs in place. table: weight, or what such a call gave.
   struct Tokens {
     at::Tensor vectors, table;
   };
   Tokens with_table(const at::Tensor& ids, const at::Tensor& table);
   // ids at places of their own, [B, L] int64, all below `end`.
   at::Tensor forward_at(const at::Tensor& ids, const at::Tensor& places, int64_t end);
-  at::Tensor tied_output(const at::Tensor& x);  // x weight': [B, L, E] -> [B, L, V]
-  at::Tensor tied_output(const at::Tensor& x, const at::Tensor& table);
+  LabelWeights labels(const at::Tensor& x, const at::Tensor& table);  // for x
   std::vector<ParameterCopy*> copies() override;
 
   at::Tensor weight;  // [V, E]

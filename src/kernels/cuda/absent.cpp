@@ -59,7 +59,9 @@ bool covers_add_gumbel(int64_t) { return false; }
 void launch_add_gumbel(const GumbelParams&, Stream) { absent(); }
 
 bool covers_cross_entropy(int64_t, int64_t) { return false; }
-void launch_cross_entropy_fwd(const CrossEntropyParams&, Stream) { absent(); }
+void launch_target_count(const CrossEntropyParams&, Stream) { absent(); }
+void launch_cross_entropy(const CrossEntropyParams&, Stream) { absent(); }
+void launch_mean_loss(const CrossEntropyParams&, Stream) { absent(); }
 void launch_scale(const ScaleParams&, Stream) { absent(); }
 
 bool covers_embed(int64_t, int64_t, int64_t) { return false; }

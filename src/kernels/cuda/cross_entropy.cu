@@ -27,11 +27,11 @@ void launch_rows(const CrossEntropyParams& p, Stream stream) {
   const int64_t bytes = kRows * (p.labels / RowLayout<T>::kPack) * 16;
   if constexpr (kLanes == kManyLanes) {
     if (bytes + kOwn > most_shared()) {
-      return launch("cross_entropy_fwd", cross_entropy_fwd_kernel<T, kLanes, false>, grid, kBlock,
-                    0, stream, p);
+      return launch("cross_entropy", cross_entropy_kernel<T, kLanes, false>, grid, kBlock, 0,
+                    stream, p);
     }
   }
-  launch("cross_entropy_fwd", cross_entropy_fwd_kernel<T, kLanes, true>, grid, kBlock,
+  launch("cross_entropy", cross_entropy_kernel<T, kLanes, true>, grid, kBlock,
          static_cast<int>(bytes), stream, p);
 }
 
@@ -41,16 +41,22 @@ bool covers_cross_entropy(int64_t rows, int64_t labels) {
   return rows > 0 && rows <= kMostRows && labels > 0 && labels <= kMostRows;
 }
 
-void launch_cross_entropy_fwd(const CrossEntropyParams& p, Stream stream) {
+void launch_target_count(const CrossEntropyParams& p, Stream stream) {
   target_count_kernel<<<1, 1024, 0, stream>>>(p);
-  check_launch("cross_entropy_fwd count");
+  check_launch("target_count");
+}
+
+void launch_cross_entropy(const CrossEntropyParams& p, Stream stream) {
   by_type(p.type, [&]<class T>() {
     if (p.labels <= kFewLabels) return launch_rows<T, 32>(p, stream);
     if (p.labels < kManyLabels) return launch_rows<T, kFewLanes>(p, stream);
     launch_rows<T, kManyLanes>(p, stream);
   });
+}
+
+void launch_mean_loss(const CrossEntropyParams& p, Stream stream) {
   mean_loss_kernel<<<1, 1024, 0, stream>>>(p);
-  check_launch("cross_entropy_fwd mean");
+  check_launch("mean_loss");
 }
 
 void launch_scale(const ScaleParams& p, Stream stream) {

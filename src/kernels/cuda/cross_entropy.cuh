@@ -3,13 +3,14 @@
 // For a row z [V] with target t, smoothing e, and n rows that count:
 //   loss   = lse(z) - (1 - e) z_t - e mean(z),       the result is the sum over rows / n
 //   dz_v   = (softmax(z)_v - (1 - e) [v = t] - e / V) / n
-//   logits, dlogits [rows, V] T; everything else float32
+//   logits, dlogits [rows, V] T, a pitch of V or more apart; everything else float32
 //
 // A row belongs to a warp, a small or a large block, by its length, and is copied once into shared
 // memory, all of it at a time: a second pass over the copy writes the gradient, for which forward
 // alone would have to be followed by a backward that reads all logits again. Only rows too long for
 // that are read twice. Backward then only multiplies by the gradient of the mean, which is 1 where
-// the mean is what training minimises. The logits are left as they are.
+// the mean is what training minimises. The gradient may take the logits' place: a thread writes
+// what it has read itself, and the target's logit is read before the row's threads first meet.
 //
 // At 32,000 labels three blocks share a multiprocessor: one loads while another computes. A label
 // takes two exponentials, 4,000 cycles a row, where memory takes 7,000; so the rest is kept short.
@@ -134,6 +135,15 @@ struct RowLayout {
   }
 };
 
+// What lies between a row and the next.
+template <class T, int kLanes>
+__device__ __forceinline__ void clear_behind(const CrossEntropyParams& p, int lane, T* grad) {
+  const float zero[1] = {};
+  for (int i = static_cast<int>(p.labels) + lane; i < p.pitch; i += kLanes) {
+    store_pack(grad + i, zero);
+  }
+}
+
 template <class T, int kLanes>
 __device__ __forceinline__ void clear_row(const RowLayout<T>& layout, int lane, T* grad) {
   const float zeros[RowLayout<T>::kPack] = {}, zero[1] = {};
@@ -162,7 +172,7 @@ constexpr int kCrossEntropyThreads = kLanes < kFewLanes ? kFewLanes : kLanes;
 // kHeld: rows lie in shared memory, [rows of the block, V / kPack] packs.
 template <class T, int kLanes, bool kHeld>
 __global__ void __launch_bounds__(kCrossEntropyThreads<kLanes>, 1536 / kCrossEntropyThreads<kLanes>)
-    cross_entropy_fwd_kernel(const __grid_constant__ CrossEntropyParams p) {
+    cross_entropy_kernel(const __grid_constant__ CrossEntropyParams p) {
   constexpr int kPack = RowLayout<T>::kPack, kRows = kCrossEntropyThreads<kLanes> / kLanes;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   // The last rows first: the product before has just written them, and the one behind begins with
@@ -171,8 +181,9 @@ __global__ void __launch_bounds__(kCrossEntropyThreads<kLanes>, 1536 / kCrossEnt
   if (row < 0) return;  // whole warps, and with a block to a row never: the grid is exact
   const int64_t target = p.targets[row];
   const int labels = static_cast<int>(p.labels);
-  const T* logits = static_cast<const T*>(p.logits) + row * p.labels;
-  T* grad = p.grad_logits == nullptr ? nullptr : static_cast<T*>(p.grad_logits) + row * p.labels;
+  const T* logits = static_cast<const T*>(p.logits) + row * p.pitch;
+  T* grad = p.grad_logits == nullptr ? nullptr : static_cast<T*>(p.grad_logits) + row * p.pitch;
+  if (grad != nullptr) clear_behind<T, kLanes>(p, lane, grad);
   const RowLayout<T> layout(logits, labels);
   if (target == p.ignored) {  // the same for all threads of the row
     if (lane == 0) p.losses[row] = 0.0f;

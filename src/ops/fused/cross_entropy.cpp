@@ -1,4 +1,5 @@
 // cross_entropy: the mean over real targets, and the logits' gradient in the same pass over them.
+// label_loss (label_loss.cpp) is what training minimises; this serves where logits are at hand.
 #include "kernels/cuda/cross_entropy.h"
 
 #include <ATen/ops/cross_entropy_loss.h>
@@ -45,7 +46,7 @@ std::tuple<Tensor, Tensor> cross_entropy_fwd_cuda(const Tensor& logits, const Te
   const Tensor scratch = at::empty({logits.size(0) + 1}, std::get<0>(result).options());
   cuda::CrossEntropyParams p;
   p.rows = logits.size(0);
-  p.labels = logits.size(1);
+  p.labels = p.pitch = logits.size(1);
   p.type = kernel_type(logits.scalar_type());
   p.ignored = ignored;
   p.smoothing = static_cast<float>(smoothing);
@@ -55,7 +56,10 @@ std::tuple<Tensor, Tensor> cross_entropy_fwd_cuda(const Tensor& logits, const Te
   p.count = p.losses + p.rows;
   p.loss = std::get<0>(result).data_ptr<float>();
   if (keep) p.grad_logits = std::get<1>(result).data_ptr();
-  cuda::launch_cross_entropy_fwd(p, current_stream(logits));
+  const cuda::Stream stream = current_stream(logits);
+  cuda::launch_target_count(p, stream);
+  cuda::launch_cross_entropy(p, stream);
+  cuda::launch_mean_loss(p, stream);
   return result;
 }
 

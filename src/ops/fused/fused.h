@@ -71,4 +71,19 @@ Embedded embed(const at::Tensor& weight, const at::Tensor& ids, const at::Tensor
 at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& targets, int64_t ignored,
                          double smoothing);
 
+struct LabelLossOptions {
+  int64_t ignored = 0;
+  double smoothing = 0.0;
+  std::optional<at::Tensor> weight_copy{};  // as of LinearOptions
+};
+
+// The cross-entropy of the labels' logits x weight'. x [rows, in], weight [V, in]. Where side work
+// is done (side_work.h), it is to be read behind join().
+at::Tensor label_loss(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& targets,
+                      const LabelLossOptions& options);
+
+// The gradient of a loss that is minimised as it is: 1, always the same tensor for a device and a
+// type, by which backward knows that nothing is to be multiplied.
+at::Tensor unit_gradient(const at::Tensor& loss);
+
 }  // namespace sinkhorn::ops

@@ -5,7 +5,6 @@
 // its gradient rounded to bf16, cast back and then added; here forward takes a copy that was made
 // beforehand, and the gradient leaves its product in float32.
 #include <ATen/ops/_addmm_activation.h>
-#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/dropout.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/mm.h>
@@ -18,7 +17,7 @@
 #include "ops/autograd.h"
 #include "ops/fused/fused.h"
 #include "ops/fused/kernel_call.h"
-#include "ops/fused/side_work.h"
+#include "ops/fused/products.h"
 
 namespace sinkhorn::ops {
 namespace {
@@ -37,8 +36,6 @@ void check_linear(const Tensor& x, const Tensor& weight, const OptionalTensor& b
                       x.sym_size(-1), ", weight [out, in] is ", weight.sym_sizes());
   if (bias.has_value()) check_sizes(op, "bias", *bias, {weight.sym_size(0)}, "[out]");
 }
-
-Tensor rows_of(const Tensor& x) { return x.reshape_symint({-1, x.sym_size(-1)}); }
 
 // Whether the kernels between the products of a feed-forward part serve out [rows, F].
 bool kernel_covers(const Tensor& x, const c10::SymInt& width) {
@@ -80,9 +77,7 @@ Tensor relu_product(const Tensor& x, const Tensor& weight, const OptionalTensor&
   return inner.view(sizes);
 }
 
-// How many rows of zeros a weight [out, in] is given for the time of a product. Where rows of `out`
-// numbers do not begin at multiples of 16 bytes, as with a vocabulary of 259 bytes, the library's
-// products of half types load and store number by number.
+// How many rows of zeros a weight [out, in] is given for the time of a product (products.h).
 int64_t missing_rows(const Tensor& x, const Tensor& weight) {
   constexpr int64_t kPack = 8, kManyRows = 1024, kManyColumns = 64;
   if (!x.is_cuda() || x.element_size() != 2) return 0;
@@ -91,13 +86,6 @@ int64_t missing_rows(const Tensor& x, const Tensor& weight) {
   if (!count.has_value() || !out.has_value() || !in.has_value()) return 0;
   if (*out < kManyColumns || *count < kManyRows * *in) return 0;
   return (kPack - *out % kPack) % kPack;
-}
-
-Tensor with_rows(const Tensor& weight, int64_t missing) {
-  return missing > 0 ? at::constant_pad_nd(weight, {0, 0, 0, missing}) : weight;
-}
-Tensor with_columns(const Tensor& rows, int64_t missing) {
-  return missing > 0 ? at::constant_pad_nd(rows, {0, missing}) : rows;
 }
 
 // weight and bias in the type of x.
@@ -156,17 +144,6 @@ void write_bias_gradient(const Tensor& grad, const Tensor& made, Tensor& out) {
   if (!bias.is_same(out)) out.copy_(bias);
 }
 
-// a' b to out; CUDA's products write float32 from half types as they are.
-void write_product(const Tensor& a, const Tensor& b, Tensor& out) {
-  if (a.scalar_type() == out.scalar_type()) {
-    at::mm_out(out, a.t(), b);
-  } else if (a.is_cuda() && out.scalar_type() == at::kFloat) {
-    at::mm_out(out, a.t(), b, at::kFloat);
-  } else {
-    out.copy_(at::mm(a.t(), b));
-  }
-}
-
 struct BackwardOptions {
   bool bias, relu;
   double dropout_p;
@@ -215,29 +192,10 @@ LinearGradients linear_bwd(const Tensor& grad, const Tensor& x, const Tensor& we
   return {grad_x, own.weight(), own.bias};
 }
 
-// What takes the gradients of the parameters aside, if anything does: beside an x so small that
-// the rest of backward leaves the card idle. Larger ones would take turns anyway, and keep memory.
-SideWorkPtr side_work_for(const Tensor& x, const Tensor& weight, const OptionalTensor& bias) {
-  constexpr int64_t kFewElements = int64_t{1} << 21;  // 128 tiles of 128 x 128
-  const SideWorkPtr side = SideScope::current();
-  const bool serves = side && x.numel() <= kFewElements && side->accepts(weight) &&
-                      (!bias.has_value() || side->accepts(*bias));
-  return serves ? side : SideWorkPtr();
-}
-
 Tensor call_fwd(const Tensor& x, const Tensor& weight, const OptionalTensor& bias, bool relu,
                 double dropout_p) {
   static const auto op = find_op<decltype(linear_fwd)>("linear_fwd");
   return op.call(x, weight, bias, relu, dropout_p);
-}
-
-// A copy in the type of x: the one at hand, or a new one.
-Tensor in_type_of(const Tensor& x, const Tensor& parameter, const OptionalTensor& copy) {
-  return copy.has_value() ? *copy : parameter.to(x.scalar_type());
-}
-OptionalTensor in_type_of(const Tensor& x, const OptionalTensor& parameter,
-                          const OptionalTensor& copy) {
-  return parameter.has_value() ? OptionalTensor(in_type_of(x, *parameter, copy)) : std::nullopt;
 }
 
 class LinearFunction : public torch::autograd::Function<LinearFunction> {

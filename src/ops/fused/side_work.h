@@ -67,9 +67,9 @@ using SideWorkPtr = c10::intrusive_ptr<SideWork>;
 // A stream of that device for side work; none where it has one for all.
 std::optional<c10::Stream> make_side_stream(c10::Device device);
 
-// While one lives, linear layers, norms and embeddings that run forward on this thread leave work to
-// it. join() belongs behind backward and before whatever reads a gradient. With no stream nothing
-// is done aside.
+// While one lives, linear layers, norms, embeddings and losses that run forward on this thread
+// leave work to it. join() belongs behind backward and before whatever reads a gradient or the
+// loss. With no stream nothing is done aside.
 class SideScope {
  public:
   explicit SideScope(std::optional<c10::Stream> stream);
