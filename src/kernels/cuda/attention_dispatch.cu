@@ -2,7 +2,7 @@
 //
 // Forward                     for                                         CTA              measured
 //   attention_fwd_cut         sortcut, rows * b <= 128                    128 queries         52 us
-//   attention_fwd_plain       a sort, no window, 64 % b == 0, D <= 128    64 queries         105
+//   attention_fwd_plain       a sort, no window, 64 % b == 0, any D       64 queries         105
 //                             a sort, b = 128                             128 queries        133
 //                             a sort, b a larger multiple of 128          128 queries        342
 //                             a window within the tile before, causal     64 queries          88
@@ -85,7 +85,7 @@ bool sees_tile_before(const AttentionCall& call) {
          call.window <= kTile / call.block && has_one_softmax(call) && is_common(call);
 }
 bool takes_plain(const AttentionCall& call) {
-  return (takes_pair(call) && call.width <= 128) || takes_long(call) || sees_tile_before(call);
+  return takes_pair(call) || takes_long(call) || sees_tile_before(call);
 }
 bool takes_walk(const AttentionCall& call) { return sees_tile_before(call) && !is_narrow(call); }
 

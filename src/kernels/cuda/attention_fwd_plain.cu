@@ -22,7 +22,7 @@ bool describe_all(PlainMaps& maps, const AttentionCall& call, int columns) {
 }  // namespace
 
 void launch_attention_fwd_plain(const AttentionCall& call, Stream stream) {
-  for_hopper_engine<128>(call, [&]<class E>() {
+  for_hopper_engine<kMaxWidth>(call, [&]<class E>() {
     PlainMaps maps{};
     if (!describe_all(maps, call, E::kColumns)) return launch_attention_fwd_general(call, stream);
     const auto go = [&]<class F>() {
@@ -31,8 +31,9 @@ void launch_attention_fwd_plain(const AttentionCall& call, Stream stream) {
                    dim3(std::min(groups, F::kCtas * multiprocessors())), F::kAllThreads,
                    static_cast<int>(sizeof(PlainMemory<F>)), stream, call, maps, groups);
     };
-    if constexpr (E::kWidth == 128) {
-      go.template operator()<PlainForward<E, true, false, 1, 2, 2>>();
+    if constexpr (E::kWidth >= 128) {
+      // 192 KB of tiles on a multiprocessor, of one CTA or two.
+      go.template operator()<PlainForward<E, true, false, 1, 2, 256 / E::kWidth>>();
     } else {
       // Tiles of 32 columns leave room for more CTAs, and ask for them: twice the softmax a byte.
       constexpr int kCtas = E::kWidth == 32 ? 5 : 3;
