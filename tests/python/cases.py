@@ -101,6 +101,7 @@ class Attention(Case):
     block: int = 3
     D: int = 2
     scale: float | None = None
+    zero_rows: bool = False  # of the sort
 
     @property
     def degenerate(self) -> bool:
@@ -117,7 +118,8 @@ class Attention(Case):
         sort = None
         if self.sorted:
             where = allowed_for(mask, self.B, self.L, self.block, self.causal, self.window)
-            sort = make_sort(where, self.H, sort_dtype or arithmetic_type(dtype), seed, outside)
+            sort = make_sort(where, self.H, sort_dtype or arithmetic_type(dtype), seed, outside,
+                             self.zero_rows)
         return to_device({
             "query": randn(*shape, seed=seed + 1, dtype=dtype),
             "key": randn(*shape, seed=seed + 2, dtype=dtype),
@@ -139,6 +141,7 @@ class Sortcut(Case):
     block: int = 3
     D: int = 2
     scale: float | None = None
+    zero_rows: bool = False  # of the sort
 
     @property
     def degenerate(self) -> bool:
@@ -153,7 +156,8 @@ class Sortcut(Case):
             "query": randn(self.B, self.H, self.Lq, self.D, seed=seed + 1, dtype=dtype),
             "key": randn(*shape, seed=seed + 2, dtype=dtype),
             "value": randn(*shape, seed=seed + 3, dtype=dtype),
-            "sort": make_sort(where, self.H, sort_dtype or arithmetic_type(dtype), seed, outside),
+            "sort": make_sort(where, self.H, sort_dtype or arithmetic_type(dtype), seed, outside,
+                              self.zero_rows),
             "mask": mask}, device)
 
 
@@ -303,7 +307,17 @@ POOL_VALUES = [
     Pool("recent", True, "row", 2, 1000, 8, 17),
 ]
 
-VALUES: list[Case] = [*POOL_VALUES, *BALANCE_VALUES, *ATTENTION_VALUES, *SORTCUT_VALUES]
+# Rows of `sort` that are all zeros weigh nothing; the weight jumps there, so that a gradient cannot
+# be checked by differences. Blocks all full, the last one short, and masks.
+ZERO_ROWS: list[Case] = [
+    *(Attention(causal, combine, window, mask, True, 2, 2, L, 8, 20, zero_rows=True)
+      for causal, combine, window in ATTENTION_RULES
+      for L, mask in ((40, "none"), (37, "none"), (40, "holes"))),
+    *(Sortcut(budget, mask, 2, 2, 9, L, 8, 20, zero_rows=True)
+      for budget in (1, 3) for L, mask in ((40, "none"), (37, "none"), (40, "holes"))),
+]
+
+VALUES: list[Case] = [*POOL_VALUES, *BALANCE_VALUES, *ATTENTION_VALUES, *SORTCUT_VALUES, *ZERO_ROWS]
 
 
 def cost(case: Case) -> int:

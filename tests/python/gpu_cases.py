@@ -77,9 +77,17 @@ SOME = [  # for what need not be asked of every case
     Attention("inclusive", "concat", 0, "none", B=2, H=2, L=144, block=16, D=24),
     Attention("none", "concat", 0, "none", B=2, H=2, L=512, block=128, D=32),
     Attention("strict", "concat", 1, "none", B=2, H=2, L=320, block=64, D=32),
+    Attention("strict", "concat", 0, "none", B=2, H=2, L=256, block=64, D=64),
+    Attention("none", "concat", 0, "none", B=2, H=2, L=512, block=64, D=32),
+    Attention("inclusive", "concat", 0, "none", B=2, H=2, L=112, block=16, D=72),
     Sortcut(2, "none", B=2, H=2, Lq=300, L=512, block=64, D=64),
     Sortcut(2, "right", B=2, H=2, Lq=300, L=500, block=32, D=64),
     Sortcut(3, "none", B=1, H=2, Lq=700, L=1000, block=64, D=128),
+    Attention("strict", "concat", 0, "none", B=2, H=2, L=320, block=64, D=64, zero_rows=True),
+    Attention("none", "outputs", 0, "none", B=2, H=2, L=144, block=16, D=128, zero_rows=True),
+    Attention("strict", "concat", 1, "none", B=2, H=2, L=320, block=64, D=64, zero_rows=True),
+    Sortcut(2, "none", B=2, H=2, Lq=300, L=512, block=64, D=64, zero_rows=True),
+    Sortcut(3, "none", B=1, H=2, Lq=300, L=640, block=64, D=128, zero_rows=True),
 ]
 
 

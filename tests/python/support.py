@@ -96,13 +96,17 @@ def allowed_for(mask: Tensor | None, batch: int, length: int, block: int, causal
 
 
 def make_sort(where: Tensor, heads: int, dtype: torch.dtype, seed: int = 0,
-              outside: float = 3.0) -> Tensor:
+              outside: float = 3.0, zero_rows: bool = False) -> Tensor:
     """A plausible R, [B, H, N, N]: positive where allowed, rows that do not quite sum to 1 (so that
-    dividing by r shows), and `outside` (garbage, or NaN) where it may not be read."""
+    dividing by r shows), and `outside` (garbage, or NaN) where it may not be read. With zero_rows
+    every third row is all zeros, other rows in other heads."""
     batch, n, _ = where.shape
     scores = randn(batch, heads, n, n, seed=seed + 202)
     where = where[:, None].expand_as(scores)
     rows = scores.masked_fill(~where, -1e30).softmax(-1) * (1 + 0.2 * scores[..., :1].tanh())
+    if zero_rows:
+        turn = torch.arange(batch * heads).view(batch, heads, 1) + torch.arange(n)
+        rows = rows.masked_fill((turn % 3 == 0).unsqueeze(-1), 0.0)
     return torch.where(where, rows, torch.full_like(rows, outside)).to(dtype)
 
 

@@ -215,11 +215,15 @@ def test_sortcut_with_the_identity_and_the_whole_budget_is_full_attention(device
           F.scaled_dot_product_attention(q, k[:, :, :6], v[:, :, :6]))
 
 
+@on_devices
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("length", [7, 9])
 @pytest.mark.parametrize("op", ["attention", "sortcut"])
-def test_a_query_that_sees_nothing_of_weight_gets_zero_and_sends_no_gradient(op):
+def test_a_query_that_sees_nothing_of_weight_gets_zero_and_sends_no_gradient(
+        op, length, dtype, device):
     """`sort` of zeros: every weight is 0. Under combine=logits and in sortcut nothing is left."""
-    leaves = [x.requires_grad_() for x in qkv(1, 2, 7, 4)]
-    leaves.append(torch.zeros(1, 2, 3, 3, dtype=torch.float64, requires_grad=True))
+    leaves = [x.to(dtype).requires_grad_() for x in qkv(1, 2, length, 4, device)]
+    leaves.append(torch.zeros(1, 2, 3, 3, dtype=dtype, device=device, requires_grad=True))
     more = {"budget": 2} if op == "sortcut" else {"combine": "logits"}
     out = getattr(ops, op)(*leaves, 3, **more)
     grads = torch.autograd.grad(out, leaves, torch.ones_like(out))

@@ -194,6 +194,36 @@ def _sortcuts() -> list[Sortcut]:
                     Sortcut(1, "none", 1, 1, 300, 600, 256, 256)]
 
 
+def _zero_rows() -> list[Case]:
+    """Rows of the sort that are all zeros, through every kernel that sorts and that attends: heads
+    of few, some, many and very many blocks; blocks of a part of a tile, a tile and more; widths,
+    windows and combinations. Blocks are full and there is no mask: else there are weights."""
+    rules = ("none", "strict", "inclusive")
+
+    def one(length, block, D, causal="none", combine="concat", window=0, B=2, H=2):
+        return Attention(causal, combine, window, "none", True, B, H, length, block, D,
+                         zero_rows=True)
+
+    found = [one(length, block, 64, causal) for (block, length), causal in product(
+        ((1, 40), (5, 100), (16, 144), (32, 64), (64, 256), (128, 384), (256, 768), (300, 900),
+         (512, 1024)), rules)]
+    found += [one(length, block, D, causal) for D, (block, length), causal in product(
+        (24, 128, 136, 256), ((16, 144), (64, 320)), rules)]
+    found += [one(length, block, D, "strict", "concat", window)
+              for D, (block, length, window) in product(
+                  (32, 64, 128), ((64, 320, 1), (16, 144, 1), (16, 144, 3), (100, 400, 1)))]
+    found += [one(256, 64, D, causal, combine) for D, causal, combine in product(
+        (64, 128), ("none", "inclusive"), ("outputs", "logits"))]
+    found += [one(1120, 16, 32, causal, H=1) for causal in rules]
+    found += [one(2096, 16, 64, causal, B=1, H=1) for causal in rules]
+    found += [one(512, 64, 64, causal, B=12, H=8) for causal in rules]
+    cuts = [(1, 512, 64, 64), (2, 1024, 64, 64), (2, 1024, 64, 40), (7, 512, 32, 64),
+            (12, 160, 8, 64), (3, 640, 64, 128), (40, 1120, 16, 64), (4, 1120, 16, 24),
+            (3, 90, 30, 64)]
+    return found + [Sortcut(budget, "none", 2, 2, 300, length, block, D, zero_rows=True)
+                    for budget, length, block, D in cuts]
+
+
 def _balances() -> list[Balance]:
     rules = cases.BALANCE_RULES
     found, turn = [], 0
@@ -228,4 +258,4 @@ def _pools() -> list[Pool]:
 
 POOL_TILES, BALANCE_TILES, SORTCUT_TILES = _pools(), _balances(), _sortcuts()
 TILES: list[Case] = [*POOL_TILES, *BALANCE_TILES, *LARGE_LOGITS, *ATTENTION_TILES, *FEW_BLOCKS,
-                     *SORTCUT_TILES]
+                     *SORTCUT_TILES, *_zero_rows()]

@@ -25,7 +25,7 @@ void launch_attention_bwd(const AttentionCall&, Stream) { absent(); }
 bool keeps_delta(const AttentionCall&) { absent(); }
 int sortcut_splits(const AttentionCall&) { absent(); }
 
-void launch_select(const AttentionCall&, void*, Stream) { absent(); }
+void launch_select(const AttentionCall&, void*, bool, Stream) { absent(); }
 void launch_weight(const AttentionCall&, Stream) { absent(); }
 void launch_sort(const AttentionCall&, const void*, Stream) { absent(); }
 bool sorts_few(const AttentionCall&) { return false; }

@@ -54,7 +54,9 @@ struct AttentionCall {
   Type sort_type = Type::kFloat32;
   void* sorted_key = nullptr;    // [B, H, rows * b, D] contiguous; combine = logits: K' + K
   void* sorted_value = nullptr;  // the same
-  float* weight = nullptr;       // [B, H, rows, b + 1] or null where every weight is 1
+  float* weight = nullptr;       // [B, H, rows, b + 1] or null where those of a row are the same
+  float* row_weight = nullptr;   // [B, H, rows, 2] or null, then: 1, or -1 where a row of the sort
+                                 // is all zeros; the other number is not used
   float* stats = nullptr;        // [B, H, softmaxes, numbers, Lq]: softmax_stats.cuh
   float* sorted_out = nullptr;   // [B, H, Lq, D], combine = outputs only
 

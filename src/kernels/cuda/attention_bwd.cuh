@@ -40,15 +40,24 @@ __device__ __forceinline__ float log_sum_of(const Plan& plan, const uint8_t* ask
 }
 
 // Threads 0 .. 63 set what each of 64 queries sees of a list; whether this thread's sees all of the
-// positions [at, at + 64). Its log_sum must be there.
+// positions [at, at + 64). Its log_sum must be there; looks(log_sum): whether it sees anything of
+// the list.
+template <class Looks>
 __device__ __forceinline__ bool set_seen(QueryFacts& facts, const Plan& plan, List list, int first,
-                                         int at) {
+                                         int at, Looks looks) {
   if (threadIdx.x >= kTile) return true;
   Interval seen = {0, 0};
-  if (facts.log_sum[threadIdx.x] != INFINITY) seen = plan.seen(list, first + threadIdx.x);
+  const float log_sum = facts.log_sum[threadIdx.x];
+  if (log_sum != INFINITY && looks(log_sum)) seen = plan.seen(list, first + threadIdx.x);
   facts.begin[threadIdx.x] = seen.begin;
   facts.end[threadIdx.x] = seen.end;
   return seen.begin <= at && seen.end >= at + kTile;
+}
+// The same for half types, whose log_sum says whether a query looks.
+__device__ __forceinline__ bool set_seen(QueryFacts& facts, const Plan& plan, List list, int first,
+                                         int at) {
+  return set_seen(facts, plan, list, first, at,
+                  [&](float log_sum) { return list == List::kLocal || sees_sorted(log_sum); });
 }
 
 // delta = dO.O of a tile's queries, four lanes a row, from memory as they are.

@@ -174,7 +174,7 @@ __device__ __forceinline__ void feed_cut(const CutWalk<E, kGroups>& walk) {
 template <bool kWhole>
 __device__ __forceinline__ void turn_cut_scores(float (&s)[8][4], float (&dp)[8][4],
                                                 const CutFacts& known, float scale,
-                                                const bool (&there)[2], int lane) {
+                                                const bool (&counts)[2], int lane) {
 #pragma unroll
   for (int n = 0; n < 8; ++n) {
     const int column = n * 8 + lane % 4 * 2;
@@ -185,7 +185,7 @@ __device__ __forceinline__ void turn_cut_scores(float (&s)[8][4], float (&dp)[8]
       const float denominator = c % 2 == 0 ? log_sum.x : log_sum.y;
       s[n][c] = power_of_2(s[n][c] * scale - denominator);
       dp[n][c] = s[n][c] * (dp[n][c] - (c % 2 == 0 ? delta.x : delta.y));
-      if (!kWhole && (denominator == INFINITY || !there[c / 2])) s[n][c] = dp[n][c] = 0.0f;
+      if (!kWhole && (denominator == INFINITY || !counts[c / 2])) s[n][c] = dp[n][c] = 0.0f;
     }
   }
 }
@@ -206,13 +206,21 @@ __device__ __forceinline__ void work_cut(const CutWalk<E, kGroups>& walk, int gr
   load_rows<E>(v, static_cast<const T*>(p.sorted_value) + at, p.width, first, walk.positions,
                p.width, nullptr, thread);
   commit_copies();
+  const Weights weighing(p, walk.batch, walk.head);
+  bool counts[2];  // there, and not of a row of zeros
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int s = position + 8 * half;
+    counts[half] = s < walk.positions && (!weighing.needed(List::kSorted) ||
+                                          weighing.at(List::kSorted, s, walk.positions) > 0.0f);
+  }
+  const bool all_count = __all_sync(0xFFFFFFFFu, counts[0] && counts[1]);
   wait_copies<0>();
   E::publish();
   Walk::wait_at(Walk::kBegun);  // keys and values stand, for good
 
   const float scale = p.scale * kLog2E;
   const bool there[2] = {position < walk.positions, position + 8 < walk.positions};
-  const bool filled = first + kTile <= walk.positions;
   float dk[8][4] = {}, dv[8][4] = {};
   for (int j = 0; j < walk.tiles; ++j) {
     const T* const q = walk.stage(j);
@@ -226,10 +234,10 @@ __device__ __forceinline__ void work_cut(const CutWalk<E, kGroups>& walk, int gr
     E::end();
     E::settle(s);
     E::settle(dp);
-    if (filled && known.counted[0] != 0 && known.counted[1] != 0) {
-      turn_cut_scores<true>(s, dp, known, scale, there, lane);
+    if (all_count && known.counted[0] != 0 && known.counted[1] != 0) {
+      turn_cut_scores<true>(s, dp, known, scale, counts, lane);
     } else {
-      turn_cut_scores<false>(s, dp, known, scale, there, lane);
+      turn_cut_scores<false>(s, dp, known, scale, counts, lane);
     }
     Packed share, change;
     pack_left<T>(share, s);

@@ -132,11 +132,15 @@ struct LongAhead {
 };
 
 // On entry s = raw scores and dp = dO v of 64 queries, in rows, and 64 keys; on exit s = P and dp =
-// dS without the scale. is_diagonal: query r sees keys 0 .. r only. scale: in powers of 2.
+// dS without the scale. is_sorted: those are the keys. is_diagonal: query r sees keys 0 .. r only.
+// scale: in powers of 2.
 __device__ __forceinline__ void turn_long(float (&s)[8][4], float (&dp)[8][4], const float* log_sum,
-                                          const float* delta, bool is_diagonal, float scale) {
+                                          const float* delta, bool is_sorted, bool is_diagonal,
+                                          float scale) {
   const int lane = threadIdx.x % 32, row = threadIdx.x % kThreads / 32 * 16 + lane / 4;
-  const float l[2] = {log_sum[row], log_sum[row + 8]}, d[2] = {delta[row], delta[row + 8]};
+  const float own[2] = {log_sum[row], log_sum[row + 8]}, d[2] = {delta[row], delta[row + 8]};
+  const float l[2] = {is_sorted ? sorted_log_sum(own[0]) : own[0],
+                      is_sorted ? sorted_log_sum(own[1]) : own[1]};
 #pragma unroll
   for (int n = 0; n < 8; ++n) {
 #pragma unroll
@@ -238,7 +242,7 @@ __global__ void __launch_bounds__(kLongThreads, 1)
         E::end();
         E::settle(s);
         E::settle(dp);
-        turn_long(s, dp, memory.log_sum + i * kTile, memory.delta + i * kTile,
+        turn_long(s, dp, memory.log_sum + i * kTile, memory.delta + i * kTile, keys.is_sorted(j),
                   keys.is_triangular(j) && i == seen_from, p.scale * kLog2E);
         Packed share, change;
         pack_left<T>(share, s);

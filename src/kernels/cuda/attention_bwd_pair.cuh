@@ -95,6 +95,7 @@ __global__ void __launch_bounds__(PairShape<E, kHalves>::kAllThreads, PairShape<
   const int thread = threadIdx.x % kThreads;
   const int lane = threadIdx.x % 32, row = thread / 32 * 16;
   const PairSeers seers(p, group < kHalves, kHalves == 2 ? Shape::kTokens : p.block);
+  const float* const log_sum = group < kHalves ? facts.sorted_log_sum : facts.log_sum;
 
   PairAhead<E, kHalves> ahead;
   const auto load = [&](int tile, int stage) {
@@ -142,7 +143,7 @@ __global__ void __launch_bounds__(PairShape<E, kHalves>::kAllThreads, PairShape<
       } else {
         sync_group(group);  // the group's values have been read
       }
-      turn_pair(s, dp, facts.log_sum + i * kTile, facts.delta + i * kTile, seers,
+      turn_pair(s, dp, log_sum + i * kTile, facts.delta + i * kTile, seers,
                 at.first + group % kHalves * kTile, at.first + i * kTile, p.scale * kLog2E);
       pack_left<T>(share[i], s);
       Packed change;

@@ -30,6 +30,7 @@ struct PairShape {
 // What is known of a CTA's queries, as in QueryFacts.
 template <int kHalves>
 struct PairFacts {
+  float sorted_log_sum[kHalves * kTile];  // for sorted positions: +inf where it sees none
   float log_sum[kHalves * kTile], delta[kHalves * kTile];
 };
 
@@ -130,6 +131,7 @@ struct PairAhead {
     }
     if (threadIdx.x < Shape::kTokens) {
       facts.log_sum[threadIdx.x] = log_sum;
+      facts.sorted_log_sum[threadIdx.x] = sorted_log_sum(log_sum);
     }
   }
 };

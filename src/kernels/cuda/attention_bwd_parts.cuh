@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(kThreads, kPartsCtas<E>)
   const Plan plan(p, batch);
   if (first >= plan.queries) return;
   const int64_t flat_head = static_cast<int64_t>(batch) * p.heads + head;
-  const Weights weighing(p, batch, head);
+  Weights weighing(p, batch, head);
   const uint8_t* const real = weighing.real;
   const uint8_t* const asked = p.sortcut ? nullptr : real;
   const KeySource<E> source(p, plan, batch, head, real);
@@ -94,6 +94,7 @@ __global__ void __launch_bounds__(kThreads, kPartsCtas<E>)
   load_rows<E>(q_tile, head_of<const T>(p.query, p.sequences, batch, head), p.query.token, first,
                plan.queries, p.width, asked);
   load_rows<E>(g_tile, grad, p.grad_out.token, first, plan.queries, p.width, asked);
+  weighing.look_at_rows(p.rows);
   load(0);
   load(1);
 
@@ -105,12 +106,14 @@ __global__ void __launch_bounds__(kThreads, kPartsCtas<E>)
   float dq[kWidth / 8][4] = {};
   // Of this lane's two queries, for the softmax under way.
   float log_sum[2], delta[2];
+  bool sorted_seen[2];
   const auto begin_term = [&](int term) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int t = low + 8 * half;
       const int64_t at = flat_head * terms + term;
       log_sum[half] = log_sum_of<T>(plan, asked, stats_of<T>(p, at), p.queries, t);
+      sorted_seen[half] = t < plan.queries && sees_sorted<T>(stats_of<T>(p, at), p.queries, t);
       if (separate) delta[half] = t < plan.queries ? p.delta[at * p.queries + t] : 0.0f;
     }
   };
@@ -133,7 +136,8 @@ __global__ void __launch_bounds__(kThreads, kPartsCtas<E>)
     Interval seen[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      seen[half] = log_sum[half] == INFINITY ? Interval{0, 0} : plan.seen(list, low + 8 * half);
+      const bool looks = log_sum[half] != INFINITY && (list == List::kLocal || sorted_seen[half]);
+      seen[half] = looks ? plan.seen(list, low + 8 * half) : Interval{0, 0};
     }
     wait_copies<1>();
     E::publish();
@@ -225,7 +229,7 @@ __global__ void __launch_bounds__(kThreads, kPartsCtas<E>)
   const int first = blockIdx.x / kParts / p.splits * kTile;
   const int head = blockIdx.y, batch = blockIdx.z;
   const Plan plan(p, batch);
-  const Weights weighing(p, batch, head);
+  Weights weighing(p, batch, head);
   const uint8_t* const real = weighing.real;
   const uint8_t* const asked = p.sortcut ? nullptr : real;
   const KeySource<E> source(p, plan, batch, head, real);
@@ -246,12 +250,16 @@ __global__ void __launch_bounds__(kThreads, kPartsCtas<E>)
   const auto load = [&](int j) {
     if (j < tiles) {
       QueryFacts& known = facts[j % 2];
+      bool looks = true;
       if (threadIdx.x < kTile) {
         const int t = start_of(j) + threadIdx.x;
-        known.log_sum[threadIdx.x] = log_sum_of<T>(plan, asked, stats_of<T>(p, term), p.queries, t);
+        const float* const stats = stats_of<T>(p, term);
+        known.log_sum[threadIdx.x] = log_sum_of<T>(plan, asked, stats, p.queries, t);
         known.delta[threadIdx.x] = t < plan.queries ? p.delta[term * p.queries + t] : 0.0f;
+        looks = !is_sorted || t >= plan.queries || sees_sorted<T>(stats, p.queries, t);
       }
-      sees_all[j % 2] = set_seen(known, plan, list, start_of(j), first);
+      sees_all[j % 2] =
+          set_seen(known, plan, list, start_of(j), first, [&](float) { return looks; });
       T* const q = qg_tiles + j % 2 * 2 * E::kElements;
       load_rows<E>(q, query, p.query.token, start_of(j), plan.queries, p.width, asked);
       load_rows<E>(q + E::kElements, grad, p.grad_out.token, start_of(j), plan.queries, p.width,
@@ -260,6 +268,7 @@ __global__ void __launch_bounds__(kThreads, kPartsCtas<E>)
     commit_copies();
   };
   source.load(k_tile, v_tile, list, first);
+  if (is_sorted) weighing.look_at_rows(p.rows);
   load(0);
   load(1);
   KeyLane keys = key_lane(weighing, list, first + row, limit, lane);
@@ -325,7 +334,7 @@ __global__ void __launch_bounds__(kThreads, kPartsCtas<E>)
     store_rows<E, kOut>(v_tile, dv, 1.0f, 1.0f, row, lane, to_v + part * kOut,
                         is_sorted ? p.width : p.grad_value.token, first, limit, width);
   }
-  if (keys.weighted && is_sorted && part == 0) {
+  if (p.grad_weight != nullptr && is_sorted && part == 0) {
     // With splits the gradients of weights are partial sums too, [splits, B, H, rows * b].
     const int64_t heads = static_cast<int64_t>(p.batch) * p.heads;
     store_weight_gradients(p.grad_weight + (split * heads + flat_head) * limit, keys, limit, lane);

@@ -183,7 +183,7 @@ __global__ void __launch_bounds__(kThreads, kTiles == 1 ? 3 : 2)
       store_key_rows<E>(p, k, sums.dk, p.scale, true, is_sorted, row, lane, batch, head, at, limit);
       store_key_rows<E>(p, v, sums.dv, 1.0f, false, is_sorted, row, lane, batch, head, at, limit);
     }
-    if (!kPlain && keys.weighted && is_sorted) {
+    if (!kPlain && p.grad_weight != nullptr && is_sorted) {
       store_weight_gradients(p.grad_weight + flat_head * limit, keys, limit, lane);
     }
     if constexpr (kTiles == 1) {

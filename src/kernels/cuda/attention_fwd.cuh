@@ -143,7 +143,7 @@ __global__ void __launch_bounds__(kThreads, kFwdCtas<E>)
   const Plan plan(p, batch);
   if (first >= plan.queries) return;
   const int64_t flat_head = static_cast<int64_t>(batch) * p.heads + head;
-  const Weights weighing(p, batch, head);
+  Weights weighing(p, batch, head);
   const uint8_t* const real = weighing.real;
   const KeySource<E> source(p, plan, batch, head, real);
   const TileList list_of(plan, first);
@@ -162,6 +162,7 @@ __global__ void __launch_bounds__(kThreads, kFwdCtas<E>)
   };
   load_rows<E>(q_tile, head_of<const T>(p.query, p.sequences, batch, head), p.query.token, first,
                plan.queries, p.width, p.sortcut ? nullptr : real);
+  weighing.look_at_rows(p.rows);
   load(0);
   load(1);
 

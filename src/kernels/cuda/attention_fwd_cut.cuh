@@ -122,6 +122,10 @@ __global__ void __launch_bounds__(kCutGroups* kThreads, 2)
   };
 #pragma unroll
   for (int i = 0; i < kCutQueryTiles - 1; ++i) load(i);
+  bool lacks = false;  // a row of zeros; nothing waits for it before the end
+  if (const float* const weights = row_weights_of(p, flat_head); weights != nullptr) {
+    for (int i = lane; i < p.rows; i += 32) lacks |= weights[i * 2] < 0.0f;
+  }
   wait_copies<kCutQueryTiles - 1>();
   E::publish();
   __syncthreads();  // keys and values stand, for good
@@ -192,12 +196,13 @@ __global__ void __launch_bounds__(kCutGroups* kThreads, 2)
     }
   }
 
-  // Rows that are not finite are done again, one position at a time; after all the others, since a
-  // call among them would cost their registers.
-  if (__all_sync(0xFFFFFFFFu, finite)) return;
+  // Rows that are not finite, and all where a row of zeros is sorted, are done again, one position
+  // at a time; after all the others, since a call among them would cost their registers.
+  lacks = __any_sync(0xFFFFFFFFu, lacks);
+  if (!lacks && __all_sync(0xFFFFFFFFu, finite)) return;
   __syncwarp();  // what other lanes stored is read here
   for (int i = 0; i < tiles; ++i) {
-    redo_stored_rows<T>(p, batch, head, (begin + i * step) * kTile + row, lane);
+    redo_stored_rows<T>(p, batch, head, (begin + i * step) * kTile + row, lane, lacks);
   }
 }
 

@@ -1,6 +1,6 @@
 // Forward as in attention_fwd.cuh for the common cases on Hopper: blocks that fill tiles of 64 or
 // that are multiples of 128 tokens, no mask, no dropout; a sort, the tile before under a causal
-// rule, or both; D <= 64, or 128 with a sort alone and blocks that fill tiles.
+// rule, or both; D <= 64, or any with a sort alone and blocks that fill tiles.
 //
 // A CTA goes from one group of 64 or 128 queries to the next, four warps for each 64, and through a
 // ring of key tiles: the loads of the next ones, of this group of queries and then of the next, are
@@ -47,6 +47,7 @@ struct PlainForward {
 template <class E_>
 struct LongForward {
   using E = E_;
+  static constexpr bool kSorted = true;
   static constexpr int kHalves = 2, kRing = 3, kCtas = 2, kUnroll = 1;
   static constexpr int kAllThreads = kThreads * kHalves, kTokens = kTile * kHalves;
   static_assert(kRing - 1 <= kHalves);  // a group's own tiles: the fewest that there may be
@@ -142,6 +143,15 @@ struct PlainLoads {
   }
 };
 
+// The weight of the row sorted into the block of one of a warp's queries, a lane each of the 16,
+// twice.
+template <class F>
+__device__ __forceinline__ float load_row_weight(const AttentionCall& p, const TilePlace& at) {
+  if (!F::kSorted || p.row_weight == nullptr) return 1.0f;
+  const int t = at.first + threadIdx.x / 32 * 16 + threadIdx.x % 16;
+  return t < p.queries ? p.row_weight[(at.flat_head(p) * p.rows + t / p.block) * 2] : 1.0f;
+}
+
 // Writes what 16 queries of a warp, from `row` of those from `first` on, have gathered.
 template <class T, int kWidth>
 __device__ __forceinline__ void store_plain(const AttentionCall& p, const TilePlace& at,
@@ -191,9 +201,12 @@ __global__ void __launch_bounds__(F::kAllThreads, F::kCtas)
   for (int i = 0; i + 1 < F::kRing; ++i) loads.next();
 
   int slot = 0, parity = 0, turn = 0;
-  bool finite = true;
+  bool right = true;        // all results are finite, and no row sorted here is of zeros
+  float row_weight = 1.0f;  // looked at a group later, when nothing waits for it
   for (int tile = blockIdx.x; tile < groups; tile += gridDim.x, turn ^= 1) {
     const TilePlace at = place_of<F>(p, tile, groups);
+    right &= row_weight > 0.0f;
+    row_weight = load_row_weight<F>(p, at);
     const int begin = at.first + group * kTile;  // of the group's queries
     const int low = begin + row + lane / 4;      // this lane's queries: low, low + 8
     const Interval sorted[2] = {plan.seen(List::kSorted, low), plan.seen(List::kSorted, low + 8)};
@@ -245,12 +258,12 @@ __global__ void __launch_bounds__(F::kAllThreads, F::kCtas)
 #pragma unroll
     for (int n = 0; n < E::kWidth / 8; ++n) {
 #pragma unroll
-      for (int c = 0; c < 4; ++c) finite &= fabsf(softmax.out[n][c]) < INFINITY;
+      for (int c = 0; c < 4; ++c) right &= fabsf(softmax.out[n][c]) < INFINITY;
     }
     store_plain<T>(p, at, softmax, begin, row, lane);
   }
 
-  if (__all_sync(0xFFFFFFFFu, finite)) return;
+  if (__all_sync(0xFFFFFFFFu, right && row_weight > 0.0f)) return;
   __syncwarp();  // what other lanes stored is read here
   for (int tile = blockIdx.x; tile < groups; tile += gridDim.x) {
     const TilePlace at = place_of<F>(p, tile, groups);

@@ -1,5 +1,7 @@
-// One query again, position by position: for rows whose result is not finite. A product carries NaN
-// and inf, times a weight of 0, to queries that do not see them; here only what is seen is read.
+// One query again, position by position: for rows whose result is not finite, and for those into
+// whose block a row of zeros is sorted. A product carries NaN and inf, times a weight of 0, to
+// queries that do not see them; here only what is seen is read. Neither is common, so that kernels
+// do their work as if there were none, and look for them in passing.
 #pragma once
 
 #include "kernels/cuda/philox.cuh"
@@ -40,11 +42,13 @@ __device__ __noinline__ void attention_row(const AttentionCall& p, const Dropout
 
   for (int term = 0; term < terms; ++term) {
     float largest = -INFINITY, sum = 0.0f, gathered[kShare] = {};
+    const bool sees_row = sees_sorted_row(p, flat_head, t);
     for (int pass = 0; pass < 2; ++pass) {
       for (int l = 0; l < 2; ++l) {
         if (separate && l != term) continue;
         const List list = l == 0 ? List::kSorted : List::kLocal;
         const bool is_sorted = list == List::kSorted;
+        if (is_sorted && !sees_row) continue;
         const Interval seen = plan.seen(list, t);
         const int limit = is_sorted ? p.rows * p.block : plan.length;
         const T* const keys = is_sorted ? static_cast<const T*>(p.sorted_key) + sorted_at
@@ -84,7 +88,8 @@ __device__ __noinline__ void attention_row(const AttentionCall& p, const Dropout
       }
     }
     if (lane == 0) {
-      store_log_sum<T>(stats_of<T>(p, flat_head * terms + term), p.queries, t, largest, sum);
+      store_log_sum<T>(stats_of<T>(p, flat_head * terms + term), p.queries, t, largest, sum,
+                       sees_row);
     }
   }
   T* const to = head_of<T>(p.out, p.sequences, batch, head) + t * p.out.token;
@@ -93,21 +98,26 @@ __device__ __noinline__ void attention_row(const AttentionCall& p, const Dropout
   }
 }
 
-// Those of a warp's 16 queries, from `first` on, whose result is not finite. asks: whether this
-// lane's two are there.
+// Those of a warp's 16 queries, from `first` on, that need it. asks: whether this lane's two are
+// there.
 template <class T, int kTiles>
 __device__ __forceinline__ void redo_rows(const AttentionCall& p, const Dropout& dropout,
                                           const float (&out)[kTiles][4], int batch, int head,
                                           int first, const bool (&asks)[2], int lane) {
-  bool finite[2] = {true, true};
+  const int64_t flat_head = static_cast<int64_t>(batch) * p.heads + head;
+  bool right[2];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    right[half] = sees_sorted_row(p, flat_head, first + lane / 4 + 8 * half);
+  }
 #pragma unroll
   for (int n = 0; n < kTiles; ++n) {
 #pragma unroll
-    for (int c = 0; c < 4; ++c) finite[c / 2] &= fabsf(out[n][c]) < INFINITY;
+    for (int c = 0; c < 4; ++c) right[c / 2] &= fabsf(out[n][c]) < INFINITY;
   }
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    unsigned bad = __ballot_sync(0xFFFFFFFFu, asks[half] && !finite[half]);
+    unsigned bad = __ballot_sync(0xFFFFFFFFu, asks[half] && !right[half]);
     for (int r = 0; bad != 0 && r < 8; ++r) {
       if ((bad >> (4 * r) & 0xFu) != 0) {
         attention_row<T>(p, dropout, batch, head, first + r + 8 * half, lane);
@@ -117,17 +127,18 @@ __device__ __forceinline__ void redo_rows(const AttentionCall& p, const Dropout&
 }
 
 // The same of 16 queries that have been stored, by a warp that saw one. A kernel that keeps its
-// registers full does this at its end.
+// registers full does this at its end. In sortcut `lacks` says of all queries that they do.
 template <class T>
 __device__ __forceinline__ void redo_stored_rows(const AttentionCall& p, int batch, int head,
-                                                 int first, int lane) {
+                                                 int first, int lane, bool lacks = false) {
+  const int64_t flat_head = static_cast<int64_t>(batch) * p.heads + head;
   const T* const out = head_of<const T>(p.out, p.sequences, batch, head);
   for (int t = first; t < min(first + 16, p.queries); ++t) {
-    bool finite = true;
+    bool right = !lacks && sees_sorted_row(p, flat_head, t);
     for (int d = lane; d < p.width; d += 32) {
-      finite &= fabsf(to_float(out[t * p.out.token + d])) < INFINITY;
+      right &= fabsf(to_float(out[t * p.out.token + d])) < INFINITY;
     }
-    if (!__all_sync(0xFFFFFFFFu, finite)) attention_row<T>(p, Dropout{}, batch, head, t, lane);
+    if (!__all_sync(0xFFFFFFFFu, right)) attention_row<T>(p, Dropout{}, batch, head, t, lane);
   }
 }
 

@@ -21,15 +21,17 @@ __host__ __device__ int select_threads(int blocks) {
 // threads for, and heads.
 template <class T>
 __global__ void __launch_bounds__(kWide)
-    select_kernel(const __grid_constant__ AttentionCall p, T* selected) {
+    select_kernel(const __grid_constant__ AttentionCall p, T* selected, const bool weighs) {
+  __shared__ bool found[kWide / 32];  // of a warp's part of a row: anything but zeros
   const int pitch = selected_pitch(p.blocks), threads = select_threads<T>(p.blocks);
   const int i = blockIdx.x * (kWide / threads) + threadIdx.x / threads;
-  if (i >= p.rows) return;
   const int64_t flat_head = blockIdx.y, from = (flat_head * p.blocks + i) * p.blocks;
   const uint8_t* const live = live_of(p, flat_head);
   const bool whole = p.sort_type == Type::kFloat32 && p.blocks % kPiece<T> == 0;
   T* const row = selected + (flat_head * p.rows + i) * pitch;
-  for (int j = threadIdx.x % threads * kPiece<T>; j < pitch; j += threads * kPiece<T>) {
+  bool any = false;
+  for (int j = threadIdx.x % threads * kPiece<T>; i < p.rows && j < pitch;
+       j += threads * kPiece<T>) {
     float x[kPiece<T>];
     if (whole && j < p.blocks) {
       const float4* const pieces =
@@ -48,9 +50,17 @@ __global__ void __launch_bounds__(kWide)
 #pragma unroll
     for (int e = 0; e < kPiece<T>; ++e) {
       x[e] = j + e < p.blocks && allowed(p, live, i, j + e) ? x[e] : 0.0f;
+      any |= x[e] != 0.0f;
     }
     *reinterpret_cast<uint4*>(row + j) = pack_piece<T>(x);
   }
+  if (!weighs) return;
+  const bool warp_any = __any_sync(0xFFFFFFFFu, any);
+  if (threadIdx.x % 32 == 0) found[threadIdx.x / 32] = warp_any;
+  __syncthreads();
+  if (threadIdx.x % threads != 0 || i >= p.rows) return;
+  for (int warp = 0; warp < threads / 32; ++warp) any |= found[threadIdx.x / 32 + warp];
+  row_weights_of(p, flat_head)[i * 2] = row_weight(p, i, any);
 }
 
 // A CTA a destination row, a thread an offset of the block.
@@ -196,12 +206,12 @@ void launch_product(const char* name, const AttentionCall& call, const void* sel
 
 }  // namespace
 
-void launch_select(const AttentionCall& call, void* selected, Stream stream) {
+void launch_select(const AttentionCall& call, void* selected, bool weighs, Stream stream) {
   with_type(call.type, [&]<class T>() {
     const int rows = kWide / select_threads<T>(call.blocks);  // of a CTA
     launch("sort_select", select_kernel<T>,
            dim3((call.rows + rows - 1) / rows, call.batch * call.heads), kWide, 0, stream, call,
-           static_cast<T*>(selected));
+           static_cast<T*>(selected), weighs && call.row_weight != nullptr);
   });
 }
 

@@ -14,16 +14,17 @@ constexpr int kTinyBlocks = 8;
 // Bytes of shared memory that the kernels for more blocks ask for at most.
 constexpr int kSortShared = 108 * 1024;
 
-// R in the type of the tokens, [B, H, rows, selected_pitch]: 0 where not allowed.
+// R in the type of the tokens, [B, H, rows, selected_pitch]: 0 where not allowed. weighs: whether
+// row_weight is made too.
 constexpr int selected_pitch(int blocks) { return (blocks + 7) / 8 * 8; }
-void launch_select(const AttentionCall& call, void* selected, Stream stream);
+void launch_select(const AttentionCall& call, void* selected, bool weighs, Stream stream);
 
 // weight [B, H, rows, b + 1]: the share of what is real at each sorted position, -1 where nothing
 // is there, and the sum of the row behind them.
 void launch_weight(const AttentionCall& call, Stream stream);
 
-// sorted_key and sorted_value from key and value. selected: null for heads of few blocks, here and
-// below.
+// sorted_key and sorted_value from key and value, and row_weight if launch_select did not make it.
+// selected: null for heads of few blocks, here and below.
 void launch_sort(const AttentionCall& call, const void* selected, Stream stream);
 
 // For sorted blocks made by a library's product: adds up again, from the sources it reads, what is

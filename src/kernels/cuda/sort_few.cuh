@@ -64,8 +64,28 @@ __device__ __forceinline__ void few_weights(float (&weight)[kRows], const SortHe
   }
 }
 
+// Makes row_weight of a head, by all threads of a CTA.
+template <class T, int kRows>
+__device__ __forceinline__ void weigh_few_rows(const SortHead<T>& h) {
+  float* const weights = row_weights_of(h.p, h.flat_head);
+  if (weights == nullptr) return;
+  unsigned found = 0;  // a bit a row
+#pragma unroll 4
+  for (int j = threadIdx.x; j < h.p.blocks; j += kFewThreads) {
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      const bool any = i < h.p.rows && sort_at(h.p, h.flat_head, i, j) != 0.0f;
+      found |= any ? 1u << i : 0u;
+    }
+  }
+  for (int i = 0; i < h.p.rows; ++i) {
+    const bool any = __syncthreads_or(static_cast<int>(found >> i & 1u)) != 0;
+    if (threadIdx.x == 0) weights[i * 2] = row_weight(h.p, i, any);
+  }
+}
+
 // Grid: splits of the sources, groups of `across` warps' columns, heads * 2 sides. A single split
-// writes the sorted blocks themselves.
+// writes the sorted blocks themselves. The CTA that weighs the rows has the fewest sources.
 template <class T, int kRows>
 __global__ void __launch_bounds__(kFewThreads, kRows <= 2 ? 4 : 2)
     sort_few_kernel(const __grid_constant__ AttentionCall p, float* partial, int across) {
@@ -79,6 +99,9 @@ __global__ void __launch_bounds__(kFewThreads, kRows <= 2 ? 4 : 2)
   const T* const from = there ? h.token(side, 0, place.column) : nullptr;
   const int64_t stride = p.block * x.token;
 
+  if (side == 0 && blockIdx.y == 0 && blockIdx.x == gridDim.x - 1) {
+    weigh_few_rows<T, kRows>(h);
+  }
   const int parts = gridDim.x * place.phases, part = blockIdx.x * place.phases + place.phase;
   const int share = (p.blocks + parts - 1) / parts;
   const int begin = min(p.blocks, part * share), end = min(p.blocks, begin + share);

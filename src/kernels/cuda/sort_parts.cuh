@@ -1,5 +1,5 @@
-// What the kernels for few blocks and for few rows share: where columns stand among tokens, and
-// sums over the lanes of a warp.
+// What the kernels for few blocks and for few rows share: where columns stand among tokens, the
+// weights of rows, and sums over the lanes of a warp.
 #pragma once
 
 #include "kernels/cuda/sort.cuh"
@@ -18,6 +18,16 @@ __device__ __forceinline__ bool token_there(const AttentionCall& p, const uint8_
                                             const ColumnPlace& place) {
   const int t = j * p.block + place.offset;
   return place.exists && j < p.blocks && t < p.length && (real == nullptr || real[t] != 0);
+}
+
+// Makes the weight of row i, of which kSharers neighbouring lanes hold a part each. By all lanes;
+// found: whether this one's part is not all zeros.
+template <int kSharers>
+__device__ __forceinline__ void weigh_row(const AttentionCall& p, float* weights, int i,
+                                          bool found) {
+  const unsigned all = __ballot_sync(0xFFFFFFFFu, found) >> (threadIdx.x % 32);
+  if (threadIdx.x % kSharers != 0 || i >= p.rows) return;
+  weights[i * 2] = row_weight(p, i, (all & ((1u << kSharers) - 1)) != 0);
 }
 
 // Sums over the lanes of kCount numbers (a power of 2) at once: lane l is left with number

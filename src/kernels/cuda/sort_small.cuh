@@ -28,9 +28,10 @@ struct PieceWalk {
 };
 
 // R into a tile [kN][kN + kPad], 0 where not allowed. Four numbers a piece, all of a thread's
-// pieces read before the first is used.
+// pieces read before the first is used. weights: of the head's rows, to be made, or null.
 template <class T, int kN>
-__device__ __forceinline__ void load_relaxed(T* tile, const AttentionCall& p, int64_t flat_head) {
+__device__ __forceinline__ void load_relaxed(T* tile, const AttentionCall& p, int64_t flat_head,
+                                             float* weights = nullptr) {
   constexpr int kPieces = (kN * kN / 4 + 127) / 128;
   const bool fast = p.sort_type == Type::kFloat32 && p.blocks % 4 == 0;
   const uint8_t* const live = live_of(p, flat_head);
@@ -53,7 +54,7 @@ __device__ __forceinline__ void load_relaxed(T* tile, const AttentionCall& p, in
 #pragma unroll
   for (int n = 0; n < kPieces; ++n) {
     const int v = (n * 128 + threadIdx.x) * 4, i = v / kN, j = v % kN;
-    if (i >= kN) continue;
+    if (i >= kN) continue;  // whole warps
     const float numbers[4] = {x[n].x, x[n].y, x[n].z, x[n].w};
     float kept[4];
 #pragma unroll
@@ -62,6 +63,9 @@ __device__ __forceinline__ void load_relaxed(T* tile, const AttentionCall& p, in
       kept[e] = reads ? numbers[e] : 0.0f;
     }
     store_four(tile + i * (kN + kPad) + j, kept);
+    if (weights == nullptr) continue;
+    const bool found = kept[0] != 0.0f || kept[1] != 0.0f || kept[2] != 0.0f || kept[3] != 0.0f;
+    weigh_row<kN / 4>(p, weights, i, found);
   }
 }
 
@@ -123,7 +127,8 @@ __global__ void __launch_bounds__(128, kSmallSortCtas<T>)
   };
   load(0);
   load(1);
-  load_relaxed<T, kN>(a_tile, p, h.flat_head);
+  load_relaxed<T, kN>(a_tile, p, h.flat_head,
+                      blockIdx.x == 0 ? row_weights_of(p, h.flat_head) : nullptr);
   __syncthreads();
   Operand<T> a[kN / 16][kM];
 #pragma unroll

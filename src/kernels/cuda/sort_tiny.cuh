@@ -38,20 +38,21 @@ struct alignas(16) TinyMatrix {
   float weight[kN][kN];
   uint32_t reads[kN];
 
-  // By all threads of the CTA, which meet here.
+  // By all threads of the CTA, which meet here. weights: of the head's rows, to be made, or null.
   template <class T, bool kUndo>
-  __device__ __forceinline__ void load(const SortHead<T>& h) {
+  __device__ __forceinline__ void load(const SortHead<T>& h, float* weights = nullptr) {
     static_assert(kN * kN <= kTinyThreads && 32 % kN == 0);  // a row's threads share a warp
     const int v = threadIdx.x, r = v / kN, k = v % kN;
     const int i = kUndo ? k : r, j = kUndo ? r : k;
     const bool counts =
         i < h.p.rows && j < h.p.blocks && allowed(h.p, live_of(h.p, h.flat_head), i, j);
-    const float x = counts ? to_float(from_float<T>(sort_at(h.p, h.flat_head, i, j))) : 0.0f;
+    const float x = counts ? sort_at(h.p, h.flat_head, i, j) : 0.0f;
     const uint32_t bits = __ballot_sync(0xFFFFFFFFu, counts) >> (v % 32);
     if (r < kN) {
-      weight[r][k] = x;
+      weight[r][k] = to_float(from_float<T>(x));
       if (k == 0) reads[r] = bits & ((1u << kN) - 1);
     }
+    if (!kUndo && weights != nullptr) weigh_row<kN>(h.p, weights, i, x != 0.0f);
     __syncthreads();
   }
   __device__ __forceinline__ bool adds(int r, int k) const { return (reads[r] >> k & 1u) != 0; }
@@ -65,7 +66,8 @@ __global__ void __launch_bounds__(kTinyThreads, kTinySortCtas<kN>)
   __shared__ TinyMatrix<kN> matrix;
   const SortHead<T> h(p, blockIdx.y / 2);
   const bool keys = blockIdx.y % 2 == 0;
-  matrix.template load<T, false>(h);
+  const bool weighs = keys && blockIdx.x == 0;
+  matrix.template load<T, false>(h, weighs ? row_weights_of(p, h.flat_head) : nullptr);
   const Tokens& view = keys ? p.key : p.value;
   const T* const x = head_of<const T>(view, p.sequences, h.batch, h.key_head);
   T* const out = static_cast<T*>(keys ? p.sorted_key : p.sorted_value) + h.sorted(0, 0);

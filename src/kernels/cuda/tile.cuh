@@ -72,6 +72,23 @@ struct Plan {
   }
 };
 
+// Of a head's rows of the sort, [rows, 2], or null.
+__device__ __forceinline__ float* row_weights_of(const AttentionCall& p, int64_t flat_head) {
+  return p.row_weight == nullptr ? nullptr : p.row_weight + flat_head * p.rows * 2;
+}
+// Of row i, if it may read anything: whether something of it is not zero. What may read nothing
+// lacks nothing.
+__device__ __forceinline__ float row_weight(const AttentionCall& p, int i, bool found) {
+  return found || (p.causal == Causal::kStrict && i <= p.window) ? 1.0f : -1.0f;
+}
+
+// Whether query t sees what is sorted into its block, or a row of zeros made it. In sortcut, where
+// a query sees several rows, that is left to Weights.
+__device__ __forceinline__ bool sees_sorted_row(const AttentionCall& p, int64_t flat_head, int t) {
+  if (p.row_weight == nullptr || p.sortcut || t >= p.queries) return true;
+  return p.row_weight[(flat_head * p.rows + t / p.block) * 2] > 0.0f;
+}
+
 // Where one of all tiles of so many tokens lies.
 struct TilePlace {
   int first, head, batch;
@@ -98,27 +115,39 @@ __device__ __forceinline__ T* head_of(const Tokens& x, const Sequences& s, int b
   return static_cast<T*>(x.data) + batch * x.batch + head * x.head + first * x.token;
 }
 
-// Weights of a tile's positions: 1 or what the sort gives, -1 where invisible. Without a mask and
-// without weights every position of an interval weighs 1 and nothing is loaded.
+// Weights of a tile's positions: 1 or what the sort gives, -1 where invisible. Without a mask,
+// without weights and without rows of zeros every position of an interval weighs 1 and nothing is
+// loaded.
 struct Weights {
-  const float* sorted;  // this head's [rows, b + 1], or null
+  const float* sorted;  // this head's [rows, b + 1], in sortcut perhaps [rows, 2], or null
   const uint8_t* real;  // this sequence's [L], or null
   int block;
+  bool by_position;  // those of a row differ
 
   __device__ __forceinline__ Weights(const AttentionCall& p, int batch, int head)
-      : sorted(p.weight == nullptr ? nullptr
-                                   : p.weight + (static_cast<int64_t>(batch) * p.heads + head) *
-                                                    p.rows * (p.block + 1)),
-        real(p.real == nullptr ? nullptr : p.real + static_cast<int64_t>(batch) * p.length),
-        block(p.block) {}
-
+      : real(p.real == nullptr ? nullptr : p.real + static_cast<int64_t>(batch) * p.length),
+        block(p.block),
+        by_position(p.weight != nullptr) {
+    const int64_t flat_head = static_cast<int64_t>(batch) * p.heads + head;
+    sorted = by_position ? p.weight + flat_head * p.rows * (p.block + 1)
+             : p.sortcut ? row_weights_of(p, flat_head)
+                         : nullptr;
+  }
+  // By all threads of a CTA: forgets the weights of rows none of which is of zeros.
+  __device__ __forceinline__ void look_at_rows(int rows) {
+    if (by_position || sorted == nullptr) return;
+    bool lacks = false;
+    for (int i = threadIdx.x; i < rows; i += kThreads) lacks |= sorted[i * 2] < 0.0f;
+    if (__syncthreads_or(lacks) == 0) sorted = nullptr;
+  }
   __device__ __forceinline__ bool needed(List list) const {
     return list == List::kSorted ? sorted != nullptr : real != nullptr;
   }
   __device__ __forceinline__ float at(List list, int s, int limit) const {
     if (s < 0 || s >= limit) return -1.0f;
     if (list == List::kLocal) return real[s] != 0 ? 1.0f : -1.0f;
-    return sorted[static_cast<int64_t>(s / block) * (block + 1) + s % block];
+    const int64_t row = s / block;
+    return by_position ? sorted[row * (block + 1) + s % block] : sorted[row * 2];
   }
 };
 

@@ -124,7 +124,7 @@ void CudaAttention::set_saved(const Tensor& stats, const Tensor& sorted_key,
   call.stats = stats.data_ptr<float>();
   call.sorted_key = sorted_key.data_ptr();
   call.sorted_value = sorted_value.data_ptr();
-  if (weighs()) call.weight = weight.data_ptr<float>();
+  if (call.rows > 0) (weighs() ? call.weight : call.row_weight) = weight.data_ptr<float>();
   call.sorted_out = sorted_out.data_ptr<float>();
   call.dropout.rng = rng.const_data_ptr<int64_t>();
 }
@@ -173,13 +173,13 @@ Tensor CudaAttention::keep_real(const Tensor& x) const {
   return mask_.defined() ? x.masked_fill(mask_.logical_not().view({call.batch, 1, -1, 1}), 0) : x;
 }
 
-Tensor CudaAttention::select() const {
+Tensor CudaAttention::select(bool makes_row_weight) const {
   const bool needed = call.blocks > cuda::kSmallBlocks && !cuda::sorts_few(call);
   if (!needed) return at::empty({0}, query_.options());
   const Tensor selected =
       at::empty({int64_t{call.batch} * call.heads, call.rows, cuda::selected_pitch(call.blocks)},
                 query_.options());
-  cuda::launch_select(call, selected.data_ptr(), current_stream(query_));
+  cuda::launch_select(call, selected.data_ptr(), makes_row_weight, current_stream(query_));
   return selected;
 }
 
@@ -196,7 +196,7 @@ void CudaAttention::sort_blocks(Tensor& sorted_key, Tensor& sorted_value) const 
     return cuda::launch_sort_few(call, splits > 1 ? partial.data_ptr<float>() : nullptr, splits,
                                  stream);
   }
-  const Tensor selected = select();
+  const Tensor selected = select(/*makes_row_weight=*/true);
   if (!by_library()) return cuda::launch_sort(call, selected.const_data_ptr(), stream);
   const Tensor matrix = selected.narrow(2, 0, call.blocks);
   Tensor to_key = in_blocks(sorted_key), to_value = in_blocks(sorted_value);  // views
@@ -209,7 +209,7 @@ void CudaAttention::sort_blocks(Tensor& sorted_key, Tensor& sorted_value) const 
 
 Tensor CudaAttention::undo_sort(Tensor& grad_key, Tensor& grad_value, int weight_splits) const {
   const cuda::Stream stream = current_stream(query_);
-  const Tensor selected = select();
+  const Tensor selected = select(/*makes_row_weight=*/false);
   const auto floats = query_.options().dtype(at::kFloat);
   const int64_t heads = int64_t{call.batch} * call.heads;
   Tensor partial;

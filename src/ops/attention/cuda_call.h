@@ -37,9 +37,9 @@ class CudaAttention {
   void set_sources();
   void set_saved(const Tensor& stats, const Tensor& sorted_key, const Tensor& sorted_value,
                  const Tensor& weight, const Tensor& sorted_out, const Tensor& rng);
-  bool weighs() const;      // some sorted position may lack a source
-  bool by_library() const;  // the products of the sort are Torch's
-  Tensor select() const;    // R as the products take it
+  bool weighs() const;                         // some sorted position may lack a source
+  bool by_library() const;                     // the products of the sort are Torch's
+  Tensor select(bool makes_row_weight) const;  // R as the products take it
   void sort_blocks(Tensor& sorted_key, Tensor& sorted_value) const;
   // Adds to the gradients of key and value; returns that of the sort.
   Tensor undo_sort(Tensor& grad_key, Tensor& grad_value, int weight_splits) const;
