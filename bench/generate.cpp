@@ -4,7 +4,8 @@
 // counts.
 //
 //   bench_generate [--contexts 1024,4096,16384,65536] [--batches 1,64] [--tokens 640]
-//                  [--seconds 2] [--device cuda] [--model base] [--note TEXT] [--out FILE]
+//                  [--block 64] [--seconds 2] [--device cuda] [--model base] [--note TEXT]
+//                  [--out FILE]
 //
 // A token counts from its id on the host to the next one's: ids are sent, the step runs, the
 // largest logit is chosen and fetched. Weights are random, products and caches bf16. In a batch the
@@ -45,7 +46,7 @@ constexpr int64_t kTokensTogether = 1 << 20;  // that are recomputed in one pass
 
 struct Options {
   std::vector<int64_t> contexts{1024, 4096, 16384, 65536}, batches{1, 64};
-  int64_t tokens = 640;
+  int64_t tokens = 640, block = 64;
   double seconds = 2.0;  // at most, for one measurement
   std::string device = "cuda", model = "base", note, out;
 };
@@ -85,6 +86,8 @@ Options parse(int argc, char** argv) {
       o.batches = numbers(value);
     else if (name == "--tokens")
       o.tokens = std::stoll(value);
+    else if (name == "--block")
+      o.block = std::stoll(value);
     else if (name == "--seconds")
       o.seconds = std::stod(value);
     else if (name == "--device")
@@ -104,7 +107,7 @@ Options parse(int argc, char** argv) {
 
 std::shared_ptr<LanguageModel> make_model(const Options& o, nn::AttentionConfig attention) {
   models::ModelConfig config = models::model_size(o.model);
-  attention.block = 64;
+  attention.block = o.block;
   config.decoder = attention;
   config.vocab = kVocab;
   config.max_length = *std::max_element(o.contexts.begin(), o.contexts.end()) + o.tokens;
@@ -216,9 +219,9 @@ std::vector<double> step_seconds(const Options& o, at::Tensor next, const Step& 
   return timer.sorted();
 }
 
-// A multiple of 64, as caches of blocks have it: memory serves one side after the other.
+// Whole blocks, as their caches have it: memory serves one side after the other.
 int64_t capacity_for(const Options& o, int64_t context) {
-  return (context + kWarmUp + o.tokens + 64) / 64 * 64;
+  return (context + kWarmUp + o.tokens + o.block) / o.block * o.block;
 }
 
 template <class D>
