@@ -16,7 +16,8 @@ Command add_data_check(CLI::App& program) {
   };
   CLI::App* data = program.add_subcommand("data", "Look at a task's data");
   CLI::App* app = data->add_subcommand(
-      "check", "Say what was found, what is missing, and where its publisher offers it");
+      "check",
+      "Read it all; say what was found, what is missing, and where its publisher offers it");
   auto options = std::make_shared<Options>();
   app->add_option("TASK", options->task, "the task")
       ->required()

@@ -340,6 +340,18 @@ void report_sources(const Corpus& corpus, DataReport& report) {
   if (!corpus.note.empty()) report.lines.push_back("  " + corpus.note);
 }
 
+// Reads everything once, as training would: what it would refuse is refused now.
+std::string read_all(const Corpus& corpus) {
+  std::string counts;
+  for (const Split split : kSplits) {
+    int64_t items = 0;
+    corpus.read(split, [&](const Item&) { ++items; });
+    counts += (counts.empty() ? "" : ", ") + std::to_string(items) + " " +
+              kSplitNames[static_cast<size_t>(split)];
+  }
+  return "  read to the end, items: " + counts;
+}
+
 }  // namespace
 
 Corpus find_corpus(const TaskConfig& config) {
@@ -386,8 +398,9 @@ DataReport check_data(const TaskConfig& config) {
   }
   try {
     const Corpus corpus = find_corpus(config);
-    report.complete = true;
     if (!published) report_sources(corpus, report);
+    report.lines.push_back(read_all(corpus));
+    report.complete = true;
     report.lines.push_back("usable: " + corpus.name +
                            (published && !corpus.note.empty() ? "; " + corpus.note : ""));
   } catch (const Error& error) {

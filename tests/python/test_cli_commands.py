@@ -90,6 +90,19 @@ def test_data_check_of_incomplete_data(tmp_path: Path) -> None:
     assert refusal("data", "check", "lmm", tmp_path).startswith('task.name: "lmm" is not one of')
 
 
+def test_data_check_reads_what_training_would(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_bytes(b"a line of text\n" * 1000)
+    lines = output("data", "check", "text", text).splitlines()
+    assert re.fullmatch(r"  read to the end, items: \d+ train, \d+ valid, \d+ test", lines[-2])
+    assert lines[-1] == "usable: text.txt"
+    text.write_bytes(b"a line of text\n" * 1000 + b"\xff\n" + b"more\n" * 100)
+    done = run("data", "check", "text", text)
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[-1] == (
+        f"not usable: {text}:1001: byte 1 of the line is 0xff; expected UTF-8 text")
+
+
 @pytest.mark.parametrize("task", ["sort", "recall"])
 def test_data_check_of_generated_data(task: str) -> None:
     assert json.loads(output("data", "check", task, "--json"))["complete"] is True
