@@ -17,6 +17,7 @@ class LanguageTask : public Task {
     data_.tokenizer = open_tokenizer(config, data_.corpus, bytes, 32000);
     packing_ = {
         .length = row_length(config, pixels, bytes), .end_tokens = !pixels, .count_words = !bytes};
+    asked_length_ = config.length;
     const StoreSettings settings{.cache = cache_folder(config.cache),
                                  .vocab = data_.tokenizer->size(),
                                  .key = data_.tokenizer->key(),
@@ -40,6 +41,12 @@ class LanguageTask : public Task {
 
   const TaskInfo& info() const override { return info_; }
   std::unique_ptr<BatchSource> train(const BatchConfig& config) override {
+    const int64_t tokens = data_.splits[0]->tokens() + data_.splits[0]->size();  // and their ends
+    if (asked_length_ > tokens) {
+      throw UsageError("task.length: " + std::to_string(asked_length_) +
+                       " is more than all of the training text, " + std::to_string(tokens) +
+                       " tokens");
+    }
     return make_packed(data_.splits[0], packing_, config, true);
   }
   std::unique_ptr<BatchSource> eval(std::string_view split, const BatchConfig& config) override {
@@ -67,6 +74,7 @@ class LanguageTask : public Task {
 
   Dataset data_;
   Packing packing_{};
+  int64_t asked_length_ = 0;  // 0: the task's own
   TaskInfo info_{};
 };
 

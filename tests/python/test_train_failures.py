@@ -63,6 +63,12 @@ def test_sequences_longer_than_the_model_reads(tmp_path: Path) -> None:
     assert message.startswith("model.max_length: 23 is less than the 24 tokens")
 
 
+def test_rows_longer_than_the_text(tmp_path: Path) -> None:
+    settings = text_task(tmp_path / "data", **{"task.length": 10**8, "train.steps": 1})
+    message = failed(tmp_path / "run", settings, code=2)
+    assert message.startswith("task.length: 100000000 is more than all of the training text, ")
+
+
 def test_resuming_a_finished_run_keeps_what_was_measured(tmp_path: Path) -> None:
     settings = sort_task(**{"train.steps": 2})
     train(tmp_path / "run", settings)
