@@ -16,12 +16,14 @@ bool names_tiles_without_sizes() {
   constexpr unsigned kFeatures = 7, kTiles = 0x1D, kTileBit = 1u << 24;
   unsigned a = 0, b = 0, c = 0, d = 0;
   if (__get_cpuid_count(kFeatures, 0, &a, &b, &c, &d) == 0 || (d & kTileBit) == 0) return false;
-  return __get_cpuid_count(kTiles, 0, &a, &b, &c, &d) == 0 || a == 0;  // a: palettes of tiles
+  if (__get_cpuid_count(kTiles, 0, &a, &b, &c, &d) == 0 || a == 0) return true;  // no palette
+  return __get_cpuid_count(kTiles, 1, &a, &b, &c, &d) == 0 || a == 0;  // bytes of its tiles
 }
 
 [[maybe_unused]] const bool settled = [] {
   const bool avoid = names_tiles_without_sizes();
-  if (avoid) setenv("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16", /*overwrite=*/0);
+  const bool told = std::getenv("DNNL_MAX_CPU_ISA") != nullptr;  // its older name
+  if (avoid && !told) setenv("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16", /*overwrite=*/0);
   return avoid;
 }();
 

@@ -1,7 +1,4 @@
 // Classifiers: sentiment, natural language inference, and classes of one's own.
-#include <set>
-
-#include "sinkhorn/error.h"
 #include "tasks/class_codec.h"
 #include "tasks/dataset.h"
 #include "tasks/padded.h"
@@ -28,24 +25,12 @@ class StoredExamples final : public Examples {
   int64_t longest_;
 };
 
-std::vector<std::string> training_labels(const Corpus& corpus) {
-  std::set<std::string, std::less<>> labels;
-  corpus.read(Split::kTrain, [&](const Item& item) {
-    if (!labels.contains(item.label)) labels.emplace(item.label);
-  });
-  return {labels.begin(), labels.end()};
-}
-
 class ClassificationTask final : public Task {
  public:
   explicit ClassificationTask(const TaskConfig& config) {
     const bool bytes = use_bytes(config, false);
     data_.corpus = find_corpus(config);
-    if (data_.corpus.labels.empty()) data_.corpus.labels = training_labels(data_.corpus);
-    if (data_.corpus.labels.size() == 1) {
-      throw Error(data_.corpus.describe(Split::kTrain) + ": every label is '" +
-                  data_.corpus.labels[0] + "'; expected two different ones or more to tell apart");
-    }
+    settle_labels(data_.corpus);
     data_.tokenizer = open_tokenizer(config, data_.corpus, bytes, 8000);
     codec_ = make_class_codec(config, data_.tokenizer);
     open_splits(config);

@@ -56,6 +56,11 @@ struct Corpus {
   std::string describe(Split split) const;  // the files it is read from, in a few words
 };
 
+// What is refused of readable data.
+void settle_labels(Corpus& corpus);  // those of training, if none are given; one is no choice
+int32_t label_index(const std::vector<std::string>& labels, const Item& item);  // a known one
+void check_items(const Corpus& corpus, Split split, uint64_t items);            // some
+
 // The formats. Each throws Error with file and line at the first thing it does not expect.
 void read_sentences(const Source& source, const ItemSink& sink);  // one a line
 void read_text(const Source& source, const ItemSink& sink);       // runs of lines

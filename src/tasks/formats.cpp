@@ -1,7 +1,9 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 
+#include "sinkhorn/error.h"
 #include "tasks/corpus.h"
 #include "tasks/random.h"
 
@@ -65,6 +67,36 @@ void Corpus::read(Split split, const ItemSink& sink) const {
     }
   }
   joiner.finish();
+}
+
+void settle_labels(Corpus& corpus) {
+  if (corpus.labels.empty()) {
+    std::set<std::string, std::less<>> labels;
+    corpus.read(Split::kTrain, [&](const Item& item) {
+      if (!labels.contains(item.label)) labels.emplace(item.label);
+    });
+    corpus.labels = {labels.begin(), labels.end()};
+  }
+  if (corpus.labels.size() == 1) {
+    throw Error(corpus.describe(Split::kTrain) + ": every label is '" + corpus.labels[0] +
+                "'; expected two different ones or more to tell apart");
+  }
+}
+
+int32_t label_index(const std::vector<std::string>& labels, const Item& item) {
+  const auto found = std::find(labels.begin(), labels.end(), item.label);
+  if (found == labels.end()) {
+    fail(item.file, item.line,
+         "label '" + std::string(item.label) + "' was never seen in training; expected " +
+             join(labels));
+  }
+  return static_cast<int32_t>(found - labels.begin());
+}
+
+void check_items(const Corpus& corpus, Split split, uint64_t items) {
+  if (items > 0) return;
+  throw Error(corpus.name + ": no items in the " + kSplitNames[static_cast<size_t>(split)] +
+              " split; expected some (" + corpus.describe(split) + ")");
 }
 
 void Corpus::add_to(Key& key, Split split) const {

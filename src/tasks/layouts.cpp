@@ -340,12 +340,18 @@ void report_sources(const Corpus& corpus, DataReport& report) {
   if (!corpus.note.empty()) report.lines.push_back("  " + corpus.note);
 }
 
-// Reads everything once, as training would: what it would refuse is refused now.
-std::string read_all(const Corpus& corpus) {
+// Reads everything, as training would: what it would refuse of its files is refused now.
+std::string read_all(Corpus corpus, const std::string& task) {
+  const bool classes = task == "sentiment" || task == "nli" || task == "classify";
+  if (classes) settle_labels(corpus);
   std::string counts;
   for (const Split split : kSplits) {
-    int64_t items = 0;
-    corpus.read(split, [&](const Item&) { ++items; });
+    uint64_t items = 0;
+    corpus.read(split, [&](const Item& item) {
+      if (classes) label_index(corpus.labels, item);
+      ++items;
+    });
+    check_items(corpus, split, items);
     counts += (counts.empty() ? "" : ", ") + std::to_string(items) + " " +
               kSplitNames[static_cast<size_t>(split)];
   }
@@ -399,7 +405,7 @@ DataReport check_data(const TaskConfig& config) {
   try {
     const Corpus corpus = find_corpus(config);
     if (!published) report_sources(corpus, report);
-    report.lines.push_back(read_all(corpus));
+    report.lines.push_back(read_all(corpus, config.name));
     report.complete = true;
     report.lines.push_back("usable: " + corpus.name +
                            (published && !corpus.note.empty() ? "; " + corpus.note : ""));

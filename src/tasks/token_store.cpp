@@ -122,14 +122,7 @@ class Writer {
 
  private:
   int32_t label_of(const Item& item) const {
-    if (labels_.empty()) return -1;
-    const auto found = std::find(labels_.begin(), labels_.end(), item.label);
-    if (found == labels_.end()) {
-      fail(item.file, item.line,
-           "label '" + std::string(item.label) + "' was never seen in training; expected " +
-               join(labels_));
-    }
-    return static_cast<int32_t>(found - labels_.begin());
+    return labels_.empty() ? -1 : label_index(labels_, item);
   }
 
   void flush() {
@@ -226,10 +219,7 @@ std::shared_ptr<const TokenStore> open_store(const Corpus& corpus, Split split,
   if (auto cached = open_cached(path)) return cached;
   Writer writer(beside(path), settings, corpus.labels);
   corpus.read(split, [&](const Item& item) { writer.add(item); });
-  if (writer.finish(path) == 0) {
-    throw Error(corpus.name + ": no items in the " + kSplitNames[static_cast<size_t>(split)] +
-                " split; expected some (" + corpus.describe(split) + ")");
-  }
+  check_items(corpus, split, writer.finish(path));
   return std::make_shared<TokenStore>(path);
 }
 

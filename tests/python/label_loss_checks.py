@@ -47,7 +47,7 @@ def label_losses(device: str) -> None:
         for dtype in TYPES if size in SIZES else TYPES[1:2]:
             inputs, targets = _inputs(size, dtype, device)
             rounded = {k: t.to(dtype).double() for k, t in inputs.items()}  # as the product reads it
-            for smoothing, factor in ((0.0, 1.0), (0.1, 0.375)):
+            for smoothing, factor in ((0.0, 1.0), (0.1, 1 / 3)):
                 def fused(x: Tensor, weight: Tensor) -> Tensor:
                     return ops.label_loss(x, weight, targets, IGNORED, smoothing)
 
@@ -77,6 +77,31 @@ def label_loss_backward_twice(device: str) -> None:
     assert all(torch.equal(a, b) and torch.equal(a, c) for a, b, c in zip(kept, first, second))
 
 
+def label_loss_times_a_large_factor(device: str) -> None:
+    """A factor is not rounded to the half type, in which 1e5 would be infinite."""
+    inputs, targets = _inputs((300, 128, 2051), torch.float16, device)
+
+    def fused(x: Tensor, weight: Tensor) -> Tensor:
+        return ops.label_loss(x, weight, targets, IGNORED, 0.1)
+
+    whole, large = (_values(fused, inputs, factor) for factor in (1.0, 1e5))
+    for name in ("gradient of x", "gradient of weight"):
+        a, b = whole[name].double(), large[name].double()
+        assert abs((a * b).sum() / a.square().sum() / 1e5 - 1) < 0.01, name
+
+
+def label_loss_has_no_second_derivative(device: str) -> None:
+    inputs, targets = _inputs((9, 16, 40), torch.bfloat16, device)
+    x = inputs["x"].requires_grad_()
+    loss = ops.label_loss(x, inputs["weight"], targets, IGNORED)
+    try:
+        (grad,) = torch.autograd.grad(loss, x, create_graph=True)
+        torch.autograd.grad(grad.float().sum(), x)
+    except RuntimeError:
+        return
+    assert device == "cpu"  # where it is made of Torch's operations
+
+
 def label_loss_without_targets(device: str) -> None:
     inputs, targets = _inputs((9, 16, 40), torch.float32, device)
     loss = ops.label_loss(inputs["x"].requires_grad_(), inputs["weight"],
@@ -84,4 +109,5 @@ def label_loss_without_targets(device: str) -> None:
     assert loss.isnan()
 
 
-CHECKS = [label_losses, label_loss_backward_twice, label_loss_without_targets]
+CHECKS = [label_losses, label_loss_backward_twice, label_loss_times_a_large_factor,
+          label_loss_has_no_second_derivative, label_loss_without_targets]

@@ -102,6 +102,17 @@ def test_data_check_reads_what_training_would(tmp_path: Path) -> None:
     assert done.stdout.splitlines()[-1] == (
         f"not usable: {text}:1001: byte 1 of the line is 0xff; expected UTF-8 text")
 
+    def last_line(train: str, valid: str = "") -> str:
+        for name, lines in (("train", train), ("valid", valid)):
+            (tmp_path / f"{name}.tsv").write_text(lines) if lines else None
+        return run("data", "check", "classify", tmp_path).stdout.splitlines()[-1]
+
+    text.unlink()
+    assert "no items in the valid split" in last_line("a\tgood\nb\tbad\n")
+    assert "every label is" in last_line("a\tgood\na\tbad\n", "a\tfair\n")
+    assert "'c' was never seen in training" in last_line("a\tgood\nb\tbad\n", "c\tfair\n")
+    assert last_line("a\tgood\nb\tbad\n", "a\tfair\n").startswith("usable: ")
+
 
 @pytest.mark.parametrize("task", ["sort", "recall"])
 def test_data_check_of_generated_data(task: str) -> None:

@@ -199,7 +199,7 @@ __global__ void __launch_bounds__(kCrossEntropyThreads<kLanes>, 1536 / kCrossEnt
                                          : std::numeric_limits<float>::quiet_NaN();
   const float share = 1.0f / *p.count;
   float single[1] = {};
-  if (lane < layout.singles) load_pack(logits + layout.single(lane), single);
+  if (lane < layout.singles) load_own_pack(logits + layout.single(lane), single);
   if constexpr (kHeld) wait_copies<0>();
 
   RowSums mine;
@@ -217,6 +217,7 @@ __global__ void __launch_bounds__(kCrossEntropyThreads<kLanes>, 1536 / kCrossEnt
     p.losses[row] = (all.base() - (1.0f - p.smoothing) * right) + logf(all.sum) - spread;
   }
   if (grad == nullptr) return;
+  if constexpr (kLanes == 32) __syncwarp();  // the target's logit has been read
   const RowGradient gradient{all.base(), share / all.sum, even * share,
                              (1.0f - p.smoothing) * share, known ? static_cast<int>(target) : -1};
 #pragma unroll 2

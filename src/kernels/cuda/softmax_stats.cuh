@@ -28,6 +28,8 @@ __device__ __forceinline__ float* stats_of(const AttentionCall& p, int64_t softm
   return p.stats + softmax * kStatNumbers<T> * p.queries;
 }
 
+constexpr uint32_t kSign = 1u << 31;  // of a float32
+
 // Of query t; stats: as stats_of gives them.
 template <class T>
 __device__ __forceinline__ void store_log_sum(float* stats, int queries, int t, float largest,
@@ -39,7 +41,7 @@ __device__ __forceinline__ void store_log_sum(float* stats, int queries, int t, 
     stats[t] = __uint_as_float(sees_sorted ? bits & ~1u : bits | mark);
   } else {
     stats[t] = largest;
-    stats[queries + t] = sees_sorted ? sum : -sum;
+    stats[queries + t] = __uint_as_float(__float_as_uint(sum) | (sees_sorted ? 0u : kSign));
   }
 }
 template <class T>
@@ -65,7 +67,7 @@ __device__ __forceinline__ bool sees_sorted(const float* stats, int queries, int
   if constexpr (kStatNumbers<T> == 1) {
     return sees_sorted(stats[t]);
   } else {
-    return !(stats[queries + t] < 0.0f);
+    return (__float_as_uint(stats[queries + t]) & kSign) == 0;
   }
 }
 

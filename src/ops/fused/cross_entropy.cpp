@@ -1,5 +1,5 @@
 // cross_entropy: the mean over real targets, and the logits' gradient in the same pass over them.
-// label_loss (label_loss.cpp) is what training minimises; this serves where logits are at hand.
+// Where the logits are a projection to many labels, label_loss (label_loss.cpp) does both.
 #include "kernels/cuda/cross_entropy.h"
 
 #include <ATen/ops/cross_entropy_loss.h>

@@ -5,7 +5,6 @@
 // their own gradient in place and give that of x; what is kept is their gradient, for that of the
 // weight. (Rows in pieces that stay in the second-level cache were slower: on the H200 a step of
 // `tiny` by 3% in pieces of 32 MB and 7% in pieces of 16, one of lm_base by 3 to 4%.)
-#include <ATen/ops/empty_like.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/ones_like.h>
 #include <torch/csrc/autograd/functions/utils.h>
@@ -21,6 +20,18 @@
 
 namespace sinkhorn::ops {
 namespace {
+
+std::mutex units_lock;
+// What unit_gradient has given. Never destroyed: a device may be gone by then.
+std::vector<Tensor>& units() {
+  static auto& all = *new std::vector<Tensor>();
+  return all;
+}
+bool is_unit_gradient(const Tensor& gradient) {
+  const std::lock_guard<std::mutex> guard(units_lock);
+  return std::any_of(units().begin(), units().end(),
+                     [&](const Tensor& unit) { return unit.is_same(gradient); });
+}
 
 using LabelLoss = std::tuple<Tensor, Tensor, Tensor>;  // loss; gradients of logits and of x
 
@@ -102,6 +113,11 @@ LabelLoss label_loss_fwd_meta(const Tensor& x, const Tensor& weight, const Tenso
   return allocate(x, weight);
 }
 
+// Times a float32 factor, rounded once: a factor in a half type would be another one.
+Tensor scaled(const Tensor& x, const Tensor& factor) {
+  return (x.to(at::kFloat) * factor).to(x.scalar_type());
+}
+
 class LabelLossFunction : public torch::autograd::Function<LabelLossFunction> {
  public:
   static Tensor forward(AutogradContext* context, const Tensor& x, const Tensor& weight,
@@ -121,20 +137,21 @@ class LabelLossFunction : public torch::autograd::Function<LabelLossFunction> {
     return loss;
   }
   static variable_list backward(AutogradContext* context, variable_list grads) {
+    TORCH_CHECK(!at::GradMode::is_enabled(), "label_loss has no second derivative");
     at::AutoDispatchBelowAutograd below;
     const auto saved = context->get_saved_variables();
     const Tensor &x = saved[0], &grad_logits = saved[1], &grad_x = saved[2], &factor = grads[0];
     auto& data = context->saved_data;
     const auto type = static_cast<at::ScalarType>(data["type"].toInt());
-    const bool unit = factor.is_same(unit_gradient(factor));
+    const bool unit = is_unit_gradient(factor);
     Tensor wide = at::empty_symint({grad_logits.sym_size(1), x.sym_size(1)},
                                    x.options().dtype(type));  // with rows of zeros
     const auto write = [&] {
       write_product(grad_logits, x, wide);
-      if (!unit) wide.mul_(factor);
+      if (!unit) wide.copy_(scaled(wide, factor));
     };
     variable_list result(6);
-    result[0] = unit ? grad_x : grad_x * factor.to(grad_x.scalar_type());
+    result[0] = unit ? grad_x : scaled(grad_x, factor);
     const Tensor gradient = wide.narrow(0, 0, data["labels"].toInt());
     if (data.count("side") == 0) {
       write();
@@ -169,14 +186,12 @@ Tensor label_loss(const Tensor& x, const Tensor& weight, const Tensor& targets,
 }
 
 Tensor unit_gradient(const Tensor& loss) {
-  static std::mutex lock;
-  static auto& units = *new std::vector<Tensor>();  // never destroyed: a device may be gone by then
-  const std::lock_guard<std::mutex> guard(lock);
+  const std::lock_guard<std::mutex> guard(units_lock);
   const auto serves = [&](const Tensor& unit) {
     return unit.device() == loss.device() && unit.scalar_type() == loss.scalar_type();
   };
-  const auto found = std::find_if(units.begin(), units.end(), serves);
-  return found != units.end() ? *found : units.emplace_back(at::ones_like(loss.detach()));
+  const auto found = std::find_if(units().begin(), units().end(), serves);
+  return found != units().end() ? *found : units().emplace_back(at::ones_like(loss.detach()));
 }
 
 TORCH_LIBRARY_IMPL(sinkhorn, CompositeImplicitAutograd, m) { m.impl("label_loss", label_loss_op); }
