@@ -329,6 +329,8 @@ TEST_F(TaskTest, CheckDataNamesWhatIsMissing) {
   EXPECT_HAS(text, "missing  test  test_batch.bin");
   EXPECT_HAS(text, "https://www.cs.toronto.edu/~kriz/cifar.html");
   write("cifar-10-batches-bin/test_batch.bin", images(1));
+  EXPECT_FALSE(check_data(config("pixels")).complete);  // an image alone leaves a split empty
+  write("cifar-10-batches-bin/data_batch_1.bin", images(40));
   EXPECT_TRUE(check_data(config("pixels")).complete);
   EXPECT_TRUE(check_data(config("sort")).complete);
   EXPECT_FALSE(check_data(config("sentiment")).complete);
