@@ -113,7 +113,7 @@ void check_concurrent(at::Device device) {
 TEST(Engine, AnswersEachRequestAsIfItWereAlone) { check_concurrent(at::kCPU); }
 
 TEST(Engine, DoesSoOnAGpu) {
-  if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
+  if (!at::hasCUDA()) GTEST_SKIP() << "no GPU";
   check_concurrent(at::kCUDA);
 }
 

@@ -1,13 +1,11 @@
 // cross_entropy: the mean over real targets, and the logits' gradient in the same pass over them.
 // Where the logits are a projection to many labels, label_loss (label_loss.cpp) does both.
-#include "kernels/cuda/cross_entropy.h"
-
 #include <ATen/ops/cross_entropy_loss.h>
 #include <torch/csrc/autograd/functions/utils.h>
 
 #include "ops/autograd.h"
 #include "ops/fused/fused.h"
-#include "ops/fused/kernel_call.h"
+#include "ops/fused/targets.h"
 
 namespace sinkhorn::ops {
 namespace {
@@ -16,18 +14,7 @@ void check_cross_entropy(const Tensor& logits, const Tensor& targets, double smo
   const std::string_view op = "cross_entropy";
   check_float(op, "logits", logits);
   check_rank(op, "logits", logits, 2);
-  check_device(op, logits, "targets", targets);
-  check_sizes(op, "targets", targets, {logits.sym_size(0)}, "[rows]");
-  TORCH_CHECK_VALUE(targets.scalar_type() == at::kLong,
-                    "cross_entropy: targets must be int64, got ", targets.scalar_type());
-  TORCH_CHECK_VALUE(smoothing >= 0.0 && smoothing <= 1.0,
-                    "cross_entropy: smoothing must lie in [0, 1], got ", smoothing);
-}
-
-bool covered(const Tensor& logits) {
-  if (!logits.is_cuda() || !is_kernel_type(logits.scalar_type())) return false;
-  const auto rows = logits.sym_size(0).maybe_as_int(), labels = logits.sym_size(1).maybe_as_int();
-  return rows.has_value() && labels.has_value() && cuda::covers_cross_entropy(*rows, *labels);
+  check_targets(op, logits, targets, smoothing);
 }
 
 // loss [], and with `keep` the gradient of the logits [rows, V], else [0].
@@ -123,7 +110,7 @@ class CrossEntropyFunction : public torch::autograd::Function<CrossEntropyFuncti
 Tensor cross_entropy_op(const Tensor& logits, const Tensor& targets, int64_t ignored,
                         double smoothing) {
   check_cross_entropy(logits, targets, smoothing);
-  if (!covered(logits)) {
+  if (!covers_cross_entropy(logits, logits.sym_size(1))) {
     return at::cross_entropy_loss(logits.to(compute_type(logits.scalar_type())), targets, {},
                                   at::Reduction::Mean, ignored, smoothing);
   }

@@ -18,8 +18,8 @@
 
 #include "ops/autograd.h"
 #include "ops/fused/fused.h"
-#include "ops/fused/kernel_call.h"
 #include "ops/fused/side_work.h"
+#include "ops/fused/targets.h"
 
 namespace sinkhorn::ops {
 namespace {
@@ -32,8 +32,7 @@ void check_embed(const Tensor& weight, const Tensor& ids, const Tensor& position
   check_device(op, weight, "ids", ids);
   check_device(op, weight, "positions", positions);
   check_sizes(op, "positions", positions, {ids.sym_size(1), weight.sym_size(1)}, "[L, E]");
-  TORCH_CHECK_VALUE(ids.scalar_type() == at::kLong, "embed: ids must be int64, got ",
-                    ids.scalar_type());
+  check_int64(op, "ids", ids);
 }
 
 // Whether the kernels serve a table [V, E] and tokens with it: all float32 on a GPU.
@@ -88,7 +87,7 @@ SortedIds sort_by_kernel(const Tensor& flat, int64_t rows, SideWork* side) {
                              sorted.data_ptr<int32_t>(), order.data_ptr<int64_t>()},
                             current_stream(flat));
   };
-  side == nullptr ? sort() : side->run({flat, sorted, order}, sort);
+  run_aside(side, {flat, sorted, order}, sort);
   return {sorted, order};
 }
 

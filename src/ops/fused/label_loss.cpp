@@ -12,11 +12,10 @@
 #include <algorithm>
 #include <mutex>
 
-#include "kernels/cuda/cross_entropy.h"
 #include "ops/autograd.h"
 #include "ops/fused/fused.h"
-#include "ops/fused/kernel_call.h"
 #include "ops/fused/products.h"
+#include "ops/fused/targets.h"
 
 namespace sinkhorn::ops {
 namespace {
@@ -42,20 +41,9 @@ void check_label_loss(const Tensor& x, const Tensor& weight, const Tensor& targe
   check_rank(op, "x", x, 2);
   check_rank(op, "weight", weight, 2);
   check_device(op, x, "weight", weight);
-  check_device(op, x, "targets", targets);
   SINKHORN_CHECK_SIZE(x.sym_size(1).sym_eq(weight.sym_size(1)), "label_loss: x has width ",
                       x.sym_size(1), ", weight [labels, in] is ", weight.sym_sizes());
-  check_sizes(op, "targets", targets, {x.sym_size(0)}, "[rows]");
-  TORCH_CHECK_VALUE(targets.scalar_type() == at::kLong, "label_loss: targets must be int64, got ",
-                    targets.scalar_type());
-  TORCH_CHECK_VALUE(smoothing >= 0.0 && smoothing <= 1.0,
-                    "label_loss: smoothing must lie in [0, 1], got ", smoothing);
-}
-
-bool covered(const Tensor& x, const Tensor& weight) {
-  if (!x.is_cuda() || !is_kernel_type(x.scalar_type())) return false;
-  const auto rows = x.sym_size(0).maybe_as_int(), labels = weight.sym_size(0).maybe_as_int();
-  return rows.has_value() && labels.has_value() && cuda::covers_cross_entropy(*rows, *labels);
+  check_targets(op, x, targets, smoothing);
 }
 
 // Rows of logits begin at multiples of 16 bytes.
@@ -68,11 +56,6 @@ LabelLoss allocate(const Tensor& x, const Tensor& weight) {
   return {at::empty({}, x.options().dtype(at::kFloat)),
           at::empty_symint({x.sym_size(0), pitch_of(x, weight)}, x.options()),
           at::empty_symint(x.sym_sizes(), x.options())};
-}
-
-// Beside the step where there is side work, at once where there is none.
-void run_aside(SideWork* side, std::vector<Tensor> kept, const std::function<void()>& piece) {
-  side == nullptr ? piece() : side->run(std::move(kept), piece);
 }
 
 LabelLoss label_loss_fwd_cuda(const Tensor& x, const Tensor& weight, const Tensor& targets,
@@ -169,7 +152,8 @@ class LabelLossFunction : public torch::autograd::Function<LabelLossFunction> {
 Tensor label_loss_op(const Tensor& x, const Tensor& weight, const Tensor& targets, int64_t ignored,
                      double smoothing, const OptionalTensor& weight_copy) {
   check_label_loss(x, weight, targets, smoothing);
-  if (!covered(x, weight) || !torch::autograd::compute_requires_grad(x, weight)) {
+  if (!covers_cross_entropy(x, weight.sym_size(0)) ||
+      !torch::autograd::compute_requires_grad(x, weight)) {
     LinearOptions options;
     options.weight_copy = weight_copy;
     return cross_entropy(linear(x, weight, std::nullopt, options), targets, ignored, smoothing);

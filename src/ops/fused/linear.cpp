@@ -5,6 +5,7 @@
 // its gradient rounded to bf16, cast back and then added; here forward takes a copy that was made
 // beforehand, and the gradient leaves its product in float32.
 #include <ATen/ops/_addmm_activation.h>
+#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/dropout.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/mm.h>
@@ -36,6 +37,8 @@ void check_linear(const Tensor& x, const Tensor& weight, const OptionalTensor& b
                       x.sym_size(-1), ", weight [out, in] is ", weight.sym_sizes());
   if (bias.has_value()) check_sizes(op, "bias", *bias, {weight.sym_size(0)}, "[out]");
 }
+
+Tensor rows_of(const Tensor& x) { return x.reshape_symint({-1, x.sym_size(-1)}); }
 
 // Whether the kernels between the products of a feed-forward part serve out [rows, F].
 bool kernel_covers(const Tensor& x, const c10::SymInt& width) {
@@ -86,6 +89,10 @@ int64_t missing_rows(const Tensor& x, const Tensor& weight) {
   if (!count.has_value() || !out.has_value() || !in.has_value()) return 0;
   if (*out < kManyColumns || *count < kManyRows * *in) return 0;
   return (kPack - *out % kPack) % kPack;
+}
+
+Tensor with_columns(const Tensor& rows, int64_t missing) {
+  return missing > 0 ? at::constant_pad_nd(rows, {0, missing}) : rows;
 }
 
 // weight and bias in the type of x.
@@ -198,6 +205,11 @@ Tensor call_fwd(const Tensor& x, const Tensor& weight, const OptionalTensor& bia
   return op.call(x, weight, bias, relu, dropout_p);
 }
 
+OptionalTensor bias_in_type_of(const Tensor& x, const OptionalTensor& bias,
+                               const OptionalTensor& copy) {
+  return bias.has_value() ? OptionalTensor(in_type_of(x, *bias, copy)) : std::nullopt;
+}
+
 class LinearFunction : public torch::autograd::Function<LinearFunction> {
  public:
   static Tensor forward(AutogradContext* context, const Tensor& x, const Tensor& weight,
@@ -205,7 +217,8 @@ class LinearFunction : public torch::autograd::Function<LinearFunction> {
                         const OptionalTensor& bias_copy, bool relu, double dropout_p) {
     at::AutoDispatchBelowAutograd below;
     const Tensor own_weight = in_type_of(x, weight, weight_copy);
-    const Tensor out = call_fwd(x, own_weight, in_type_of(x, bias, bias_copy), relu, dropout_p);
+    const Tensor out =
+        call_fwd(x, own_weight, bias_in_type_of(x, bias, bias_copy), relu, dropout_p);
     context->save_for_backward({x, own_weight, relu ? out : Tensor()});
     context->saved_data["bias"] = bias.has_value();
     context->saved_data["relu"] = relu;
@@ -264,8 +277,8 @@ Tensor linear_op(const Tensor& x, const Tensor& weight, const OptionalTensor& bi
     return relu ? at::dropout(at::relu(y), dropout_p, true) : y;
   }
   if (!torch::autograd::compute_requires_grad(x, weight, or_undefined(bias))) {
-    return call_fwd(x, in_type_of(x, weight, weight_copy), in_type_of(x, bias, bias_copy), relu,
-                    dropout_p);
+    return call_fwd(x, in_type_of(x, weight, weight_copy), bias_in_type_of(x, bias, bias_copy),
+                    relu, dropout_p);
   }
   return LinearFunction::apply(x, weight, bias, weight_copy, bias_copy, relu, dropout_p);
 }

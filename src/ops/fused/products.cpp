@@ -8,9 +8,6 @@ namespace sinkhorn::ops {
 Tensor with_rows(const Tensor& weight, int64_t missing) {
   return missing > 0 ? at::constant_pad_nd(weight, {0, 0, 0, missing}) : weight;
 }
-Tensor with_columns(const Tensor& rows, int64_t missing) {
-  return missing > 0 ? at::constant_pad_nd(rows, {0, missing}) : rows;
-}
 
 void write_product(const Tensor& a, const Tensor& b, Tensor& out) {
   if (a.scalar_type() == out.scalar_type()) {
@@ -32,10 +29,6 @@ SideWorkPtr side_work_for(const Tensor& x, const Tensor& weight, const OptionalT
 
 Tensor in_type_of(const Tensor& x, const Tensor& parameter, const OptionalTensor& copy) {
   return copy.has_value() ? *copy : parameter.to(x.scalar_type());
-}
-OptionalTensor in_type_of(const Tensor& x, const OptionalTensor& parameter,
-                          const OptionalTensor& copy) {
-  return parameter.has_value() ? OptionalTensor(in_type_of(x, *parameter, copy)) : std::nullopt;
 }
 
 }  // namespace sinkhorn::ops

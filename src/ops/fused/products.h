@@ -6,14 +6,10 @@
 
 namespace sinkhorn::ops {
 
-inline Tensor rows_of(const Tensor& x) { return x.reshape_symint({-1, x.sym_size(-1)}); }
-
-// Rows of zeros behind a weight [out, in] and columns of zeros behind what it is multiplied to,
-// [rows, out], for the time of a product: where rows of `out` numbers do not begin at multiples of
-// 16 bytes, as with a vocabulary of 259 bytes, the library's products of half types load and store
-// number by number.
+// A weight [out, in] with rows of zeros behind it, for the time of a product: where rows of `out`
+// numbers do not begin at multiples of 16 bytes, as with a vocabulary of 259 bytes, the library's
+// products of half types load and store number by number.
 Tensor with_rows(const Tensor& weight, int64_t missing);
-Tensor with_columns(const Tensor& rows, int64_t missing);
 
 // a' b to out; CUDA's products write float32 from half types as they are.
 void write_product(const Tensor& a, const Tensor& b, Tensor& out);
@@ -24,7 +20,5 @@ SideWorkPtr side_work_for(const Tensor& x, const Tensor& weight, const OptionalT
 
 // A copy of a parameter in the type of x: the one at hand, or a new one.
 Tensor in_type_of(const Tensor& x, const Tensor& parameter, const OptionalTensor& copy);
-OptionalTensor in_type_of(const Tensor& x, const OptionalTensor& parameter,
-                          const OptionalTensor& copy);
 
 }  // namespace sinkhorn::ops

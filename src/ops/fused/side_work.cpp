@@ -88,6 +88,10 @@ void SideWork::finish() {
   parameters_.clear();
 }
 
+void run_aside(SideWork* side, std::vector<at::Tensor> kept, const std::function<void()>& piece) {
+  side == nullptr ? piece() : side->run(std::move(kept), piece);
+}
+
 std::optional<c10::Stream> make_side_stream(c10::Device device) {
   if (!device.is_cuda()) return std::nullopt;
   return c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device);

@@ -64,6 +64,9 @@ class SideWork : public torch::CustomClassHolder {
 
 using SideWorkPtr = c10::intrusive_ptr<SideWork>;
 
+// `piece` aside, or at once where there is no side.
+void run_aside(SideWork* side, std::vector<at::Tensor> kept, const std::function<void()>& piece);
+
 // A stream of that device for side work; none where it has one for all.
 std::optional<c10::Stream> make_side_stream(c10::Device device);
 
