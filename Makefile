@@ -93,6 +93,7 @@ clean:
 	@$(CMAKE) --build build/release -j $(JOBS) --target bench_generate
 	@$(PYTHON) bench/gpu.py
 	@build/release/bin/bench_generate
+	@build/release/bin/bench_generate --block 128
 	@[ -z "$(STEPS)" ] || $(PYTHON) bench/gpu_step.py
 
 .install: .build

@@ -40,8 +40,6 @@ using Step = std::function<at::Tensor(const at::Tensor&)>;  // ids [B] -> logits
 constexpr int64_t kVocab = 32000;
 // The capacity is such that the past is shared among CTAs, as it is when timed.
 constexpr int64_t kCheckedPrompt = 300, kCheckedTokens = 200, kCheckedCapacity = 2048;
-// Steps before any is timed: both kinds run, are captured and replayed.
-constexpr int64_t kWarmUp = 4 * 64;
 constexpr int64_t kTokensTogether = 1 << 20;  // that are recomputed in one pass: memory
 
 struct Options {
@@ -209,11 +207,14 @@ at::Tensor begin(Decoder& decoder, int64_t context) {
   return next;
 }
 
+// Before any is timed both kinds of step run, are captured and replayed.
+int64_t warm_up_steps(const Options& o) { return 4 * o.block; }
+
 // The seconds of each step, sorted, from the tokens `next` on.
 std::vector<double> step_seconds(const Options& o, at::Tensor next, const Step& step) {
   const auto token = [&] { next = chosen(step(next)); };
   Timer warm_up(o);
-  for (int64_t t = 0; t < kWarmUp && warm_up.goes_on(); ++t) warm_up.time(token);
+  for (int64_t t = 0; t < warm_up_steps(o) && warm_up.goes_on(); ++t) warm_up.time(token);
   Timer timer(o);
   while (timer.goes_on()) timer.time(token);
   return timer.sorted();
@@ -221,7 +222,7 @@ std::vector<double> step_seconds(const Options& o, at::Tensor next, const Step& 
 
 // Whole blocks, as their caches have it: memory serves one side after the other.
 int64_t capacity_for(const Options& o, int64_t context) {
-  return (context + kWarmUp + o.tokens + o.block) / o.block * o.block;
+  return (context + warm_up_steps(o) + o.tokens + o.block) / o.block * o.block;
 }
 
 template <class D>

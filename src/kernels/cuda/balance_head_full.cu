@@ -116,6 +116,19 @@ class Elements {
   float x_[kKept ? Shape::kEach : 1];
 };
 
+// row_log_sum of entries that the step before has brought to 0 or below: relative to 0, which
+// spares looking for the largest, unless one of the warp's sums is nearly nothing.
+template <class Shape>
+__device__ __forceinline__ LogSum near_log_sum(const float (&x)[Shape::kEach]) {
+  constexpr float kNearlyNothing = 0x1p-64f;
+  LogSum s;
+  s.top = 0.0f;
+#pragma unroll
+  for (int e = 0; e < Shape::kEach; ++e) s.sum += fast_exp2(x[e]);
+  s.sum = lanes_sum<Shape::kParts>(s.sum);
+  return __all_sync(0xFFFFFFFFu, s.sum > kNearlyNothing) ? s : row_log_sum<Shape>(x);
+}
+
 // Where u or v of a step lies: u0 v1 u1 v2 u2 ...
 __device__ __forceinline__ float* full_terms(const BalanceParams& p, int64_t head, int64_t index) {
   const int64_t count = balance_terms(p.columns, p.iterations);
@@ -150,7 +163,7 @@ __global__ void __launch_bounds__(Shape::kThreads)
           t[e] = k == 1 ? first_less(a, t[e], term) : t[e] - term;
         }
       }
-      const float term = row_log_sum<Shape>(t).log();
+      const float term = near_log_sum<Shape>(t).log();
 #pragma unroll
       for (int e = 0; e < Shape::kEach; ++e) columns[e] = t[e] - term;
       if (at_column.leads()) {
@@ -164,7 +177,7 @@ __global__ void __launch_bounds__(Shape::kThreads)
       t[e] = k == 0 ? first_less(a, rows[e], 0.0f) : rows[e];
       if constexpr (kApart) t[e] -= k == 0 ? 0.0f : v[at_row.column(e)];
     }
-    sum = row_log_sum<Shape>(t);
+    sum = k == 0 ? row_log_sum<Shape>(t) : near_log_sum<Shape>(t);
     const float term = sum.log();
 #pragma unroll
     for (int e = 0; e < Shape::kEach; ++e) {

@@ -108,13 +108,6 @@ __device__ __forceinline__ int strip_column(int e) {
   return static_cast<int>(threadIdx.x) + e * Shape::kThreads;
 }
 
-// 2^x in one instruction: 2 ulp, and 0 for what is below the normal numbers.
-__device__ __forceinline__ float fast_exp2(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
 // 1 / x of a normal number to 1 ulp, and 0 of an empty sum.
 __device__ __forceinline__ float fast_reciprocal(float x) {
   float y;

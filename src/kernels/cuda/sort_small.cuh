@@ -106,6 +106,7 @@ __global__ void __launch_bounds__(128, kSmallSortCtas<T>)
   const int share = (all + gridDim.x - 1) / gridDim.x, first = blockIdx.x * share;
   const int steps = min(all, first + share) - first;
   if (steps <= 0) return;
+  const bool last_share = first + steps == all;  // it may be smaller, and has the weights to make
   const auto load = [&](int step) {
     if (step < steps) {
       const bool keys = first + step < column_tiles;
@@ -128,7 +129,7 @@ __global__ void __launch_bounds__(128, kSmallSortCtas<T>)
   load(0);
   load(1);
   load_relaxed<T, kN>(a_tile, p, h.flat_head,
-                      blockIdx.x == 0 ? row_weights_of(p, h.flat_head) : nullptr);
+                      last_share ? row_weights_of(p, h.flat_head) : nullptr);
   __syncthreads();
   Operand<T> a[kN / 16][kM];
 #pragma unroll
