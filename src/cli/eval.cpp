@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/commands.h"
+#include "cli/run_words.h"
 #include "train/use_run.h"
 
 namespace sinkhorn::cli {
@@ -26,7 +27,9 @@ int run_eval(const EvalOptions& options) {
               static_cast<long long>(result.counts.rows),
               static_cast<long long>(result.counts.tokens));
   if (!result.data_note.empty()) std::printf("data: %s\n", result.data_note.c_str());
-  for (const auto& f : result.figures) std::printf("%-24s %.4f\n", f.name.c_str(), f.value);
+  for (const auto& f : result.figures) {
+    std::printf("%-24s %s\n", f.name.c_str(), figure_words(f.value).c_str());
+  }
   return 0;
 }
 

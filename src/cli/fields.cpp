@@ -24,6 +24,7 @@ std::string choice_of(const std::vector<std::string>& words) {
 namespace {
 
 const Range kCount = {"at least 0", [](double x) { return x >= 0; }};
+const Range kThreads = {"from 0 to 1024", [](double x) { return x >= 0 && x <= 1024; }};
 const Range kPositiveCount = {"at least 1", [](double x) { return x >= 1; }};
 // Each layer takes a moment to make, whatever its size: a slip of the hand would take hours.
 const Range kLayers = {"1 to 1000", [](double x) { return x >= 1 && x <= 1000; }};
@@ -214,7 +215,7 @@ Fields train_fields(train::TrainConfig& train) {
        &train.precision,
        "of the arithmetic; weights stay float32 under bf16; fp16: not in training",
        {"float32", "bf16", "fp16", "float64"}},
-      {"train.threads", &train.threads, "CPU threads; 0: all cores", {}, kCount},
+      {"train.threads", &train.threads, "CPU threads; 0: all cores", {}, kThreads},
       {"train.steps", &train.steps, "steps in all", {}, kCount},
       {"train.batch", &train.batch, "sequences a batch", {}, kPositiveCount},
       {"train.batch_tokens",

@@ -1,5 +1,7 @@
 #include "cli/run_words.h"
 
+#include <cmath>
+#include <cstdio>
 #include <nlohmann/json.hpp>
 
 #include "models/files.h"
@@ -19,6 +21,12 @@ std::string stack_words(const nn::AttentionConfig& attention) {
 }
 
 }  // namespace
+
+std::string figure_words(double value) {
+  char text[32];
+  std::snprintf(text, sizeof text, std::abs(value) < 1e7 ? "%.4f" : "%.4g", value);
+  return text;
+}
 
 std::string task_words(const tasks::TaskConfig& task) {
   if (task.name == "sort") {

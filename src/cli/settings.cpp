@@ -50,8 +50,10 @@ Settings parse_file(const fs::path& path, const std::string& included_by) {
     throw UsageError(where + "cannot be read; expected a configuration file" +
                      (included_by.empty() ? "" : ", which " + included_by + " includes"));
   }
-  std::stringstream text;
-  text << file.rdbuf();
+  constexpr std::string_view kMark = "\xEF\xBB\xBF";  // of UTF-8, which some editors put first
+  std::string whole((std::istreambuf_iterator<char>(file)), {});
+  if (whole.starts_with(kMark)) whole.erase(0, kMark.size());
+  std::stringstream text(whole);
   if (text.view().find('\0') != std::string_view::npos) {
     throw UsageError(where + "is no text; expected a configuration file");
   }

@@ -58,6 +58,7 @@ class Progress : public train::Observer {
   void started(const Start& s) override {
     // Before this there is nothing to save, and a signal ends the program as usual.
     catch_signals();
+    catch_departures();
     begin_line();
     std::printf("%s\n", what_.c_str());
     std::printf("%s: %s parameters on %s, step %lld of %lld%s\n", s.run.c_str(),
@@ -81,7 +82,8 @@ class Progress : public train::Observer {
                  const std::vector<tasks::Figure>& figures) override {
     begin_line();
     std::printf("step %lld  %s:", static_cast<long long>(step), split.c_str());
-    for (const auto& f : figures) std::printf("  %s %.4f", f.name.c_str(), f.value);
+    for (const auto& f : figures)
+      std::printf("  %s %s", f.name.c_str(), figure_words(f.value).c_str());
     std::putchar('\n');
     std::fflush(stdout);
   }

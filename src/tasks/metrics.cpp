@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 
 #include "sinkhorn/error.h"
@@ -9,13 +10,17 @@
 namespace sinkhorn::tasks {
 namespace {
 
+constexpr double kInf = std::numeric_limits<double>::infinity();
+
 double ratio(const std::string& name, double total, int64_t count) {
   if (count <= 0) throw Error(name + ": nothing was evaluated; expected a split with examples");
   return total / static_cast<double>(count);
 }
 
 double value_of(const std::string& name, const Counts& c) {
-  if (name == "perplexity") return std::exp(ratio(name, c.nats, c.units));
+  if (name == "perplexity") {  // infinite too where nothing was a whole word
+    return c.units == 0 && c.tokens > 0 ? kInf : std::exp(ratio(name, c.nats, c.units));
+  }
   if (name.starts_with("bits_per_")) return ratio(name, c.nats, c.units) / std::log(2.0);
   if (name == "accuracy") return 100 * ratio(name, static_cast<double>(c.correct), c.units);
   if (name == "exact_match") return 100 * ratio(name, static_cast<double>(c.exact), c.rows);
@@ -29,6 +34,7 @@ std::vector<Figure> figures(const std::string& metric, const Counts& c) {
   std::vector<Figure> all{{metric, value_of(metric, c)}};
   const bool by_unit = metric == "accuracy";
   all.push_back({"loss", ratio("loss", c.nats, by_unit ? c.units : c.tokens)});
+  if (metric == "perplexity") all.push_back({"token_perplexity", std::exp(all.back().value)});
   if (!by_unit) {
     all.push_back({"token_accuracy",
                    100 * ratio("token_accuracy", static_cast<double>(c.correct), c.tokens)});

@@ -27,8 +27,8 @@ struct Figure {
 
 // The task's own metric first: perplexity = exp(nats / units), bits_per_* = nats / units / ln 2,
 // accuracy in % of units, exact_match in % of rows. Then loss (nats a token; under accuracy, a
-// unit), token_accuracy in % and edit_distance_{forced,greedy} per target token where they were
-// counted.
+// unit), under perplexity token_perplexity = exp(loss), token_accuracy in % and
+// edit_distance_{forced,greedy} per target token where they were counted.
 std::vector<Figure> figures(const std::string& metric, const Counts& counts);
 
 // Levenshtein distance between two sequences.

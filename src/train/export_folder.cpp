@@ -13,6 +13,7 @@
 #include "train/history.h"
 #include "train/open_run.h"
 #include "train/state.h"
+#include "train/task_info.h"
 
 namespace sinkhorn::train {
 namespace {
@@ -21,86 +22,6 @@ namespace fs = std::filesystem;
 using json = nlohmann::ordered_json;
 
 constexpr char kStaging[] = ".export.tmp";
-
-struct KindName {
-  tasks::ModelKind kind;
-  const char* name;
-};
-constexpr KindName kKinds[] = {{tasks::ModelKind::kLanguageModel, "language_model"},
-                               {tasks::ModelKind::kSeq2Seq, "seq2seq"},
-                               {tasks::ModelKind::kClassifier, "classifier"}};
-
-std::string kind_name(tasks::ModelKind kind) {
-  return std::find_if(std::begin(kKinds), std::end(kKinds),
-                      [&](const KindName& k) { return k.kind == kind; })
-      ->name;
-}
-
-json read_json(const fs::path& path) {
-  json value = json::parse(models::read_text(path), nullptr, /*allow_exceptions=*/false);
-  if (!value.is_object()) {
-    throw Error(path.string() + ": not a JSON object; expected the config.json of an export");
-  }
-  return value;
-}
-
-// Reads the members of "info", each of a type of its own.
-class InfoReader {
- public:
-  explicit InfoReader(const fs::path& path) : path_(path), config_(read_json(path)) {
-    const auto info = config_.find("info");
-    if (info == config_.end() || !info->is_object()) fail("info", "an object");
-    info_ = *info;
-  }
-
-  std::string text(const char* key) const {
-    const json& value = find(key, "text");
-    if (!value.is_string()) fail(key, "text");
-    return value.get<std::string>();
-  }
-  int64_t count(const char* key) const {
-    constexpr const char* kWanted = "a whole number of at least 0";
-    const json& value = find(key, kWanted);
-    if (!value.is_number_unsigned() || value.get<uint64_t>() > uint64_t{1} << 31) {
-      fail(key, kWanted);
-    }
-    return value.get<int64_t>();
-  }
-  bool truth(const char* key) const {
-    const json& value = find(key, "true or false");
-    if (!value.is_boolean()) fail(key, "true or false");
-    return value.get<bool>();
-  }
-  std::vector<std::string> texts(const char* key) const {
-    const json& value = find(key, "a list of text");
-    const auto is_text = [](const json& item) { return item.is_string(); };
-    if (!value.is_array() || !std::all_of(value.begin(), value.end(), is_text)) {
-      fail(key, "a list of text");
-    }
-    return value.get<std::vector<std::string>>();
-  }
-  tasks::ModelKind kind() const {
-    const std::string word = text("model");
-    for (const KindName& known : kKinds) {
-      if (word == known.name) return known.kind;
-    }
-    fail("model", "language_model, seq2seq or classifier");
-  }
-
- private:
-  const json& find(const char* key, const char* wanted) const {
-    const auto found = info_.find(key);
-    if (found == info_.end()) fail(key, wanted);
-    return *found;
-  }
-  [[noreturn]] void fail(const char* key, const char* wanted) const {
-    throw Error(path_.string() + ": info." + key + " is missing or is not " + wanted +
-                "; export the run again");
-  }
-
-  fs::path path_;
-  json config_, info_;
-};
 
 // Whether there is more than what an export consists of and what `inspect` and `generate` add to
 // it.
@@ -225,21 +146,11 @@ RunConfig resolved(RunConfig config, const OpenRun& run, const std::string& type
   return config;
 }
 
-json info_of(const OpenRun& run) {
-  const tasks::TaskInfo& info = run.task->info();
-  return {{"model", kind_name(info.model)},
-          {"vocab", info.vocab},
-          {"classes", info.classes},
-          {"labels", info.labels},
-          {"max_length", info.max_length},
-          {"metric", info.metric},
-          {"higher_is_better", info.higher_is_better},
-          {"data", info.data_note}};
-}
-
 // What was measured at the step, by split; an export that is exported again has it written down.
 json figures_of(const fs::path& run, int64_t step) {
-  if (is_export(run)) return read_json(run / kExportConfig).value("figures", json::object());
+  if (is_export(run)) {
+    return json::parse(models::read_text(run / kExportConfig)).value("figures", json::object());
+  }
   json figures = json::object();
   for (const report::Curve& curve : read_history(run).curves) {
     for (const report::Point& point : curve.points) {
@@ -261,7 +172,7 @@ json config_of(const ExportOptions& options, const OpenRun& run, const fs::path&
   config["parameters"] = run.model->parameter_count();
   config[kExportChecksums] = export_checksums(folder);
   config["figures"] = figures_of(options.config.train.run, run.step);
-  config["info"] = info_of(run);
+  config["info"] = json::parse(task_info_json(run.task->info()));
   config.update(json::parse(options.describe(resolved(options.config, run, options.type))));
   return config;
 }
@@ -271,18 +182,6 @@ json config_of(const ExportOptions& options, const OpenRun& run, const fs::path&
 bool is_export(const fs::path& folder) {
   std::error_code ignored;
   return fs::exists(folder / kExportConfig, ignored) && !fs::exists(folder / "config.ini", ignored);
-}
-
-tasks::TaskInfo read_export_info(const fs::path& folder) {
-  const InfoReader info(folder / kExportConfig);
-  return {.model = info.kind(),
-          .vocab = info.count("vocab"),
-          .classes = info.count("classes"),
-          .max_length = info.count("max_length"),
-          .metric = info.text("metric"),
-          .higher_is_better = info.truth("higher_is_better"),
-          .labels = info.texts("labels"),
-          .data_note = info.text("data")};
 }
 
 Exported export_run(const ExportOptions& options) {

@@ -42,7 +42,4 @@ Exported export_run(const ExportOptions& options);
 // Whether a folder is an export rather than a run.
 bool is_export(const std::filesystem::path& folder);
 
-// What the task said of itself; throws Error, with the file and key, where that cannot be read.
-tasks::TaskInfo read_export_info(const std::filesystem::path& folder);
-
 }  // namespace sinkhorn::train

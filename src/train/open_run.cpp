@@ -10,6 +10,7 @@
 #include "train/export_folder.h"
 #include "train/run_folder.h"
 #include "train/state.h"
+#include "train/task_info.h"
 
 namespace sinkhorn::train {
 namespace {
@@ -30,14 +31,18 @@ fs::path find_checkpoint(const fs::path& run, const std::string& name) {
   return *found;
 }
 
-// An export goes where its data is not: that is looked for when a split is asked for.
+// Runs and exports go where their data is not: that is looked for when a split is asked for.
 std::unique_ptr<tasks::Task> open_task(const fs::path& run, tasks::TaskConfig config) {
   const fs::path tokenizer = run / kExportTokenizer;  // a run's is called the same
   if (fs::exists(tokenizer)) config.tokenizer = tokenizer.string();
-  if (!is_export(run)) return tasks::make_task(config);
-  const tasks::TaskInfo info = read_export_info(run);
-  check_export(run, info);
-  return tasks::make_deferred(config, info);
+  if (is_export(run)) {
+    const tasks::TaskInfo info = read_task_info(run / kExportConfig);
+    check_export(run, info);
+    return tasks::make_deferred(config, info);
+  }
+  const fs::path described = run / kRunTask;
+  if (!fs::exists(described)) return tasks::make_task(config);  // by an earlier version
+  return tasks::make_deferred(config, read_task_info(described));
 }
 
 std::shared_ptr<models::Model> empty_model(const models::ModelConfig& config,

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cstdio>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <string_view>
@@ -23,6 +24,7 @@ namespace {
 
 constexpr std::string_view kStep = "step-";
 constexpr std::string_view kExtension = ".safetensors";
+constexpr std::string_view kEvents = "events.out.tfevents.";
 
 fs::path log_path(const fs::path& root) { return root / "log.jsonl"; }
 fs::path checkpoints(const fs::path& root) { return root / "checkpoints"; }
@@ -58,6 +60,25 @@ bool holds_run(const fs::path& root) {
   std::error_code ignored;
   return fs::exists(root / "config.ini", ignored) || !steps_in(root).empty() ||
          (fs::exists(log_path(root), ignored) && !fs::is_empty(log_path(root), ignored));
+}
+
+bool holds_checkpoint(const fs::path& root) {
+  std::error_code ignored;
+  return fs::exists(best_path(root), ignored) || !steps_in(root).empty();
+}
+
+// Whatever a run that failed before its config.ini has not left.
+bool holds_other_things(const fs::path& root) {
+  constexpr std::string_view kOwn[] = {"environment.json", "task.json",   "tokenizer.model",
+                                       "log.jsonl",        "checkpoints", "output.log"};
+  for (const fs::path& path : models::list_folder(root)) {
+    const std::string name = path.filename().string();
+    if (std::find(std::begin(kOwn), std::end(kOwn), name) == std::end(kOwn) &&
+        !models::is_temporary(path) && !name.starts_with(kEvents)) {
+      return true;
+    }
+  }
+  return false;
 }
 
 void make_folder(const fs::path& path) {
@@ -163,18 +184,30 @@ struct RunFolder::Logs {
 
 RunFolder::RunFolder(fs::path root, bool resume) : root_(std::move(root)) {
   const bool found = holds_run(root_);
-  if (found && !resume) {
+  if (holds_checkpoint(root_) && !resume) {
     throw UsageError(root_.string() +
                      ": holds a run already; resume it (--resume) or name another folder");
   }
   if (!found && resume) {
     throw UsageError(root_.string() + ": holds no run to resume; expected config.ini");
   }
+  if (!found && holds_other_things(root_)) {
+    throw UsageError(root_.string() + ": holds other things than a run; name another folder");
+  }
   make_folder(root_);
   logs_ = std::make_unique<Logs>(root_);
 }
 
 RunFolder::~RunFolder() = default;
+
+void RunFolder::begin_anew() {
+  logs_->claim();
+  std::error_code ignored;
+  for (const fs::path& path : models::list_folder(root_)) {
+    const std::string name = path.filename().string();
+    if (path == log_path(root_) || name.starts_with(kEvents)) fs::remove(path, ignored);
+  }
+}
 
 void RunFolder::write_text(const std::string& name, const std::string& text) {
   logs_->claim();
@@ -234,6 +267,8 @@ std::optional<fs::path> RunFolder::newest() const {
   const std::map<int64_t, fs::path> steps = steps_in(root_);
   for (auto step = steps.rbegin(); step != steps.rend(); ++step) {
     if (reads_back(step->second)) return step->second;
+    std::fprintf(stderr, "sinkhorn: %s: damaged; taking the checkpoint before it\n",
+                 step->second.c_str());
   }
   return std::nullopt;
 }

@@ -4,6 +4,7 @@
 //   result.json        how it ended: finished or not, seconds, speed, memory (of the program)
 //   log.jsonl          one JSON object a line: {"step":..,"loss":..}, {"step":..,"eval":{...}}
 //   events.out.tfevents.*   the same for TensorBoard
+//   task.json          what the task is to the model: its vocabulary, its labels, ...
 //   tokenizer.model    where the task has one
 //   checkpoints/step-00000500.safetensors   the newest k; best.safetensors; newest.json
 // Every file but the logs is replaced whole: written beside, synced, renamed.
@@ -21,15 +22,19 @@
 
 namespace sinkhorn::train {
 
+inline constexpr char kRunTask[] = "task.json";
+
 class RunFolder {
  public:
-  // Makes the folder. A folder that already holds a run is an error unless resume is set; resume of
-  // a folder without one is an error too.
+  // Makes the folder. A folder that already holds a run's checkpoint is an error unless resume is
+  // set, or one with other things than a run; resume of a folder without a run is an error too.
   RunFolder(std::filesystem::path root, bool resume);
   ~RunFolder();
 
   const std::filesystem::path& root() const { return root_; }
 
+  // Drops the logs of a run that came to no checkpoint.
+  void begin_anew();
   void write_text(const std::string& name, const std::string& text);
 
   // Appends to log.jsonl and the event file. Named figures at a step. The kind "speed" goes to the

@@ -17,6 +17,7 @@
 #include "train/run_folder.h"
 #include "train/state.h"
 #include "train/step.h"
+#include "train/task_info.h"
 
 namespace sinkhorn::train {
 namespace {
@@ -106,6 +107,7 @@ class Run {
     place_.data = source->position();
     if (resume) {
       check_same_run(folder_.root(), config_text);
+      check_same_task();
       if (const auto newest = folder_.newest()) {
         place_ = restore(*newest, stepper_, device_);
         source->seek(place_.data);
@@ -162,13 +164,26 @@ class Run {
     return make_model(config_.model, task_->info());
   }
 
+  // Data that has changed in between may mean other things by the same numbers.
+  void check_same_task() const {
+    const std::filesystem::path described = folder_.root() / kRunTask;
+    if (!std::filesystem::exists(described)) return;  // by an earlier version
+    const tasks::TaskInfo before = read_task_info(described), &now = task_->info();
+    if (before.vocab == now.vocab && before.labels == now.labels) return;
+    throw Error("task.data: " + config_.task.data +
+                " has another vocabulary or other labels than " + folder_.root().string() +
+                " was trained on; resume with the data it had");
+  }
+
   void write_description() {
+    folder_.begin_anew();
     folder_.write_text("environment.json", environment_json());
     const std::string tokenizer = task_->tokenizer_path();
     if (!tokenizer.empty()) {
       std::ifstream file(tokenizer, std::ios::binary);
       folder_.write_text("tokenizer.model", {std::istreambuf_iterator<char>(file), {}});
     }
+    folder_.write_text(kRunTask, "{\"info\": " + task_info_json(task_->info()) + "}\n");
     folder_.write_text("config.ini", config_text_);  // last: with it the folder holds a run
   }
 
@@ -220,7 +235,10 @@ class Run {
     observer_.evaluated(place_.step, split, figures);
     last_report_ += Clock::now() - begin;  // not training time
     if (split != "valid" || figures.empty()) return {figures, false};
-    const double score = figures.front().value;
+    // Words have few or very many tokens in some texts: of the same order, and always finite, is
+    // the loss.
+    const bool per_word = figures.front().name == "perplexity";
+    const double score = figures.at(per_word ? 1 : 0).value;
     const bool better =
         std::isfinite(score) &&
         (!place_.has_best ||

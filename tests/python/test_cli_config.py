@@ -100,6 +100,12 @@ def test_a_file_that_is_no_text(tmp_path: Path) -> None:
     assert refusal("train", path) == f"{path}: is no text; expected a configuration file"
 
 
+def test_a_mark_of_utf8_before_the_first_section(tmp_path: Path) -> None:
+    path = tmp_path / "marked.ini"
+    path.write_bytes(b"\xef\xbb\xbf[model]\nlayers = 3\n")
+    assert resolved(path)["model"]["layers"] == "3"
+
+
 def test_data_in_place_of_a_configuration(tmp_path: Path) -> None:
     for text in ("Once upon a time, there was\na text.\n", "Once\tupon\n"):
         path = write(tmp_path, text)

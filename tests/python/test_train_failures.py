@@ -32,6 +32,16 @@ def test_a_loss_that_explodes_stops_the_run(tmp_path: Path, log_every: int) -> N
         assert not re.search("nan|inf", log_text(tmp_path / "run"), re.IGNORECASE)
 
 
+def test_a_run_that_came_to_no_checkpoint_is_begun_anew(tmp_path: Path) -> None:
+    settings = sort_task(**{"train.steps": 6, "train.log_every": 1})
+    failed(tmp_path / "run", settings | {"optimizer.rate": 1e18, "optimizer.clip": 0,
+                                         "optimizer.warmup": 0, "train.steps": 100})
+    assert not checkpoints(tmp_path / "run")
+    train(tmp_path / "run", settings)
+    train(tmp_path / "other", settings)
+    assert_same_run(tmp_path / "run", tmp_path / "other")
+
+
 def test_a_full_disk_is_reported_and_costs_nothing(tmp_path: Path) -> None:
     """A disk that fills up while training: from some moment on files end at 32 KiB."""
     settings = sort_task(**CHANCE, **{"train.save_every": 4, "train.log_every": 2,
@@ -50,6 +60,44 @@ def test_a_full_disk_is_reported_and_costs_nothing(tmp_path: Path) -> None:
         check_checkpoint(path)
     train(tmp_path / "run", settings, "--resume")  # there is room again
     assert_same_run(tmp_path / "run", tmp_path / "whole")
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGPIPE])
+def test_a_terminal_that_goes_away_costs_nothing(tmp_path: Path, number: signal.Signals) -> None:
+    settings = sort_task(**CHANCE, **{"train.save_every": 10**6, "train.log_every": 2,
+                                      "train.steps": 200})
+    train(tmp_path / "whole", settings)
+    process = start(tmp_path / "run", settings)
+    assert wait_for_steps(process, 5)
+    if number == signal.SIGHUP:
+        process.send_signal(number)
+    else:
+        process.stdout.close()  # the next line finds nobody
+    process.wait(timeout=60)
+    assert process.returncode in (128 + number, 1)
+    assert checkpoints(tmp_path / "run")
+    train(tmp_path / "run", settings, "--resume")
+    assert_same_run(tmp_path / "run", tmp_path / "whole")
+
+
+def test_a_folder_of_other_things_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "mine.txt").write_text("mine")
+    assert failed(tmp_path / "texts", sort_task(**{"train.steps": 1}), code=2) == (
+        f"{tmp_path / 'texts'}: holds other things than a run; name another folder")
+    assert [path.name for path in (tmp_path / "texts").iterdir()] == ["mine.txt"]
+
+
+def test_a_text_without_spaces_has_a_best_checkpoint(tmp_path: Path) -> None:
+    """A perplexity per word means nothing there, and ends nothing."""
+    settings = text_task(tmp_path / "data", **{"task.tokens": "pieces", "task.vocab": 300,
+                                               "train.steps": 4, "train.eval_every": 2,
+                                               "train.eval_batches": 1})
+    text = settings["task.data"]
+    text.write_text(text.read_text().replace(" ", "").replace("\n", ""))
+    said = train(tmp_path / "run", settings)
+    assert "token_perplexity" in said
+    assert (tmp_path / "run" / "checkpoints" / "best.safetensors").exists()
 
 
 def test_a_model_that_no_memory_holds(tmp_path: Path) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
-from cli_program import output, refusal
-from train_program import (check_checkpoint, checkpoints, classify_task, figures, log_lines,
-                           sort_task, text_task, train)
+from cli_program import output, refusal, run
+from train_program import (check_checkpoint, checkpoints, classify_task, failed, figures,
+                           log_lines, sort_task, text_task, train)
 
 load_file = pytest.importorskip("safetensors.torch").load_file
 EventAccumulator = pytest.importorskip(
@@ -142,6 +143,49 @@ def test_a_run_that_was_moved(runs: Path, tmp_path: Path) -> None:
         assert found["figures"] == figures(tmp_path / "moved", "test")
     finally:
         (tmp_path / "moved").rename(runs / "sort")
+
+
+def test_a_run_whose_data_was_moved(runs: Path, tmp_path: Path) -> None:
+    """Who only asks the model needs no data; who asks for figures is told where it was expected."""
+    data = runs / "text_data" / "text.txt"
+    data.rename(tmp_path / "elsewhere.txt")
+    try:
+        assert output("generate", runs / "text", "--prompt", "one two", "--max-tokens", "4")
+        assert output("inspect", runs / "text", "--text", "one two", "--out", tmp_path / "seen")
+        output("export", runs / "text", tmp_path / "exported")
+        assert refusal("eval", runs / "text", code=1).startswith(f"{data}: no such file")
+        found = json.loads(output("eval", runs / "text", "--json", "--task.data",
+                                  tmp_path / "elsewhere.txt"))
+        assert found["figures"] == figures(runs / "text", "test")
+    finally:
+        (tmp_path / "elsewhere.txt").rename(data)
+
+
+def relabelled(folder: Path, to: Path) -> Path:
+    to.mkdir()
+    for path in folder.glob("*.tsv"):
+        text = re.sub("^no\t", "zero\t", path.read_text(), flags=re.MULTILINE)
+        (to / path.name).write_text(text)
+    return to
+
+
+def test_data_with_other_labels_is_refused(runs: Path, tmp_path: Path) -> None:
+    other = relabelled(runs / "classify_data", tmp_path / "other")
+    assert refusal("eval", runs / "classify", "--task.data", other, code=1) == (
+        f"task.data: {other} has other labels than the model learned")
+    settings = classify_task(runs / "classify_data") | STEPS | {"task.data": other}
+    assert failed(runs / "classify", settings, "--resume") == (
+        f"task.data: {other} has another vocabulary or other labels than {runs / 'classify'} was "
+        "trained on; resume with the data it had")
+
+
+def test_a_damaged_checkpoint_is_named(runs: Path, tmp_path: Path) -> None:
+    shutil.copytree(runs / "sort", tmp_path / "run")
+    damaged = checkpoints(tmp_path / "run")[-1]
+    damaged.write_bytes(damaged.read_bytes()[:1000])
+    done = run("eval", tmp_path / "run", "--checkpoint", "newest", "--json")
+    assert done.returncode == 0 and json.loads(done.stdout)["step"] == 20
+    assert done.stderr == f"sinkhorn: {damaged}: damaged; taking the checkpoint before it\n"
 
 
 def test_keys_that_would_change_nothing_are_refused(runs: Path) -> None:

@@ -23,6 +23,14 @@ TEST(Metrics, PerplexityIsPerWord) {
   EXPECT_NEAR(figures("perplexity", counts)[0].value, std::sqrt(8.0), 1e-12);
   EXPECT_EQ(figures("perplexity", counts)[0].name, "perplexity");
   EXPECT_NEAR(figure("perplexity", counts, "loss"), std::log(2.0), 1e-12);
+  EXPECT_NEAR(figure("perplexity", counts, "token_perplexity"), 2.0, 1e-12);
+}
+
+TEST(Metrics, PerplexityOfNoWholeWordIsInfinite) {
+  const Counts counts{.nats = 3 * std::log(2.0), .tokens = 3, .units = 0};
+  EXPECT_TRUE(std::isinf(figures("perplexity", counts)[0].value));
+  EXPECT_NEAR(figure("perplexity", counts, "token_perplexity"), 2.0, 1e-12);
+  EXPECT_THROW(figures("perplexity", Counts{}), Error);
 }
 
 TEST(Metrics, BitsPerUnit) {
