@@ -24,8 +24,9 @@ std::string choice_of(const std::vector<std::string>& words) {
 namespace {
 
 const Range kCount = {"at least 0", [](double x) { return x >= 0; }};
-const Range kThreads = {"from 0 to 1024", [](double x) { return x >= 0 && x <= 1024; }};
+const Range kThreads = {"0 to 1024", [](double x) { return x >= 0 && x <= 1024; }};
 const Range kPositiveCount = {"at least 1", [](double x) { return x >= 1; }};
+const Range kBatch = {"1 to 1048576", [](double x) { return x >= 1 && x <= 1048576; }};
 // Each layer takes a moment to make, whatever its size: a slip of the hand would take hours.
 const Range kLayers = {"1 to 1000", [](double x) { return x >= 1 && x <= 1000; }};
 const Range kPositive = {"more than 0", [](double x) { return x > 0; }};
@@ -217,7 +218,7 @@ Fields train_fields(train::TrainConfig& train) {
        {"float32", "bf16", "fp16", "float64"}},
       {"train.threads", &train.threads, "CPU threads; 0: all cores", {}, kThreads},
       {"train.steps", &train.steps, "steps in all", {}, kCount},
-      {"train.batch", &train.batch, "sequences a batch", {}, kPositiveCount},
+      {"train.batch", &train.batch, "sequences a batch", {}, kBatch},
       {"train.batch_tokens",
        &train.batch_tokens,
        "tokens a batch, in place of train.batch; 0: off",

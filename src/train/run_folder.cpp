@@ -67,18 +67,19 @@ bool holds_checkpoint(const fs::path& root) {
   return fs::exists(best_path(root), ignored) || !steps_in(root).empty();
 }
 
-// Whatever a run that failed before its config.ini has not left.
+// Whatever a run that failed before its config.ini has not left, and whoever starts runs does not
+// put beside them.
 bool holds_other_things(const fs::path& root) {
-  constexpr std::string_view kOwn[] = {"environment.json", "task.json",   "tokenizer.model",
-                                       "log.jsonl",        "checkpoints", "output.log"};
-  for (const fs::path& path : models::list_folder(root)) {
+  constexpr std::string_view kOwn[] = {"environment.json", kRunTask, "tokenizer.model", "log.jsonl",
+                                       "checkpoints"};
+  const auto is_expected = [&](const fs::path& path) {
     const std::string name = path.filename().string();
-    if (std::find(std::begin(kOwn), std::end(kOwn), name) == std::end(kOwn) &&
-        !models::is_temporary(path) && !name.starts_with(kEvents)) {
-      return true;
-    }
-  }
-  return false;
+    return std::find(std::begin(kOwn), std::end(kOwn), name) != std::end(kOwn) ||
+           name.starts_with(kEvents) || models::is_temporary(path) || path.extension() == ".ini" ||
+           path.extension() == ".log";
+  };
+  const std::vector<fs::path> paths = models::list_folder(root);
+  return !std::all_of(paths.begin(), paths.end(), is_expected);
 }
 
 void make_folder(const fs::path& path) {

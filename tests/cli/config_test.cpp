@@ -191,7 +191,7 @@ TEST(ReadConfig, WrongValuesSayWhatWasExpected) {
   EXPECT_EQ(refusal("", {{"train.steps", "99999999999999999999"}}),
             "train.steps: \"99999999999999999999\" is too large");
   EXPECT_EQ(refusal("", {{"train.batch", "0"}}),
-            "train.batch: 0 is out of range; expected at least 1");
+            "train.batch: 0 is out of range; expected 1 to 1048576");
   EXPECT_EQ(refusal("", {{"train.seed", "-1"}}), "train.seed: \"-1\" is not a whole number");
   EXPECT_EQ(refusal("", {{"model.dropout", "1"}}),
             "model.dropout: 1 is out of range; expected at least 0 and less than 1");

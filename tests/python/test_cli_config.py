@@ -85,8 +85,11 @@ def test_wrong_values(tmp_path: Path) -> None:
 
 
 def test_absurd_sizes_are_refused_at_once() -> None:
-    assert (refusal("train", SORT, "--model.layers", "1000000")
-            == "model.layers: 1000000 is out of range; expected 1 to 1000")
+    for key, value, expected in (("model.layers", 10**6, "1 to 1000"),
+                                 ("train.batch", 10**11, "1 to 1048576"),
+                                 ("train.threads", 10**5, "0 to 1024")):
+        assert (refusal("train", SORT, f"--{key}", str(value))
+                == f"{key}: {value} is out of range; expected {expected}")
 
 
 def test_values_that_do_not_go_together() -> None:

@@ -151,6 +151,7 @@ def test_options_that_cannot_be_meant(text_run: Path, words: list[str], message:
     (["--image", "x.png", "--image-index", "-1"], "--image-index: -1 is not 0 or more"),
     (["--seed", "-1"], "--seed: -1 is not 0 or more"),
     (["--seed", "-99999999999999999999999"], "--seed: -99999999999999999999999 is not 0 or more"),
+    (["--seed", "99999999999999999999999"], "--seed: 99999999999999999999999 is too large"),
     (["--image", "missing.png"], "--image is for models of the task pixels"),
 ])
 def test_what_cannot_be_meant(text_run: Path, words: list[str], message: str) -> None:

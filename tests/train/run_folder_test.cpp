@@ -55,10 +55,24 @@ TEST(RunFolder, StartsOnceAndResumesOnlyARun) {
     run.write_text("config.ini", "[task]\n");
   }
   EXPECT_EQ(read_bytes(root / "config.ini"), "[task]\n");
+  {
+    const RunFolder run(root, true);
+    EXPECT_EQ(run.newest(), std::nullopt);
+    EXPECT_EQ(run.best(), std::nullopt);
+  }
+  // Nor was a checkpoint: what was logged on the way there goes.
+  {
+    RunFolder run(root, false);
+    run.log("train", 1, {{"loss", 1.0}});
+  }
+  {
+    RunFolder run(root, false);
+    run.begin_anew();
+    EXPECT_FALSE(fs::exists(root / "log.jsonl"));
+    EXPECT_EQ(count_events(root), 0u);
+    save(run, 1, 1);
+  }
   EXPECT_THROW(RunFolder(root, false), UsageError);
-  const RunFolder run(root, true);
-  EXPECT_EQ(run.newest(), std::nullopt);
-  EXPECT_EQ(run.best(), std::nullopt);
   write_bytes(scratch / "file", "");
   EXPECT_THROW(RunFolder(scratch / "file/run", false), Error);
 }
