@@ -5,6 +5,7 @@
 
 #include "cli/commands.h"
 #include "cli/run_words.h"
+#include "report/figure.h"
 #include "train/use_run.h"
 
 namespace sinkhorn::cli {
@@ -18,7 +19,9 @@ int run_eval(const EvalOptions& options) {
         {"step", result.step},           {"split", result.split},
         {"data", result.data_note},      {"rows", result.counts.rows},
         {"tokens", result.counts.tokens}};
-    for (const auto& f : result.figures) object["figures"][f.name] = f.value;
+    for (const auto& f : result.figures) {
+      object["figures"][f.name] = report::figure_json(f.value);
+    }
     std::cout << object.dump(2) << "\n";
     return 0;
   }

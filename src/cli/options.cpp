@@ -1,6 +1,6 @@
 // What the command lines of train, eval and inspect offer, and how it reaches them.
 #include <CLI/CLI.hpp>
-#include <charconv>
+#include <cerrno>
 #include <functional>
 #include <iostream>
 #include <set>
@@ -135,11 +135,9 @@ void add_device_options(CLI::App& command, const std::shared_ptr<Overrides>& ove
 CLI::Validator at_least(int64_t least) {
   const auto check = [least](const std::string& text) -> std::string {
     int64_t value = 0;
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-    if (error == std::errc::result_out_of_range && !text.starts_with('-')) {
-      return text + " is too large";
-    }
-    const bool counts = error == std::errc() && end == text.data() + text.size();
+    errno = 0;
+    const bool counts = CLI::detail::lexical_cast(text, value);  // the nearest that there is
+    if (errno == ERANGE && value > 0) return text + " is too large";
     if (counts ? value >= least : !text.starts_with('-')) return "";
     return text + " is not " + std::to_string(least) + " or more";
   };

@@ -82,8 +82,9 @@ class Progress : public train::Observer {
                  const std::vector<tasks::Figure>& figures) override {
     begin_line();
     std::printf("step %lld  %s:", static_cast<long long>(step), split.c_str());
-    for (const auto& f : figures)
+    for (const auto& f : figures) {
       std::printf("  %s %s", f.name.c_str(), figure_words(f.value).c_str());
+    }
     std::putchar('\n');
     std::fflush(stdout);
   }

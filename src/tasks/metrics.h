@@ -31,6 +31,10 @@ struct Figure {
 // edit_distance_{forced,greedy} per target token where they were counted.
 std::vector<Figure> figures(const std::string& metric, const Counts& counts);
 
+// The one of these that the best checkpoint is chosen by: the task's own metric, but of a
+// perplexity, which is not finite where words are long or few, the loss, which orders alike.
+const Figure& deciding(const std::vector<Figure>& figures);
+
 // Levenshtein distance between two sequences.
 int64_t edit_distance(const std::vector<int32_t>& a, const std::vector<int32_t>& b);
 

@@ -24,8 +24,6 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr std::string_view kPrefix = "events.out.tfevents.";
-
 enum WireType { kVarint = 0, kFixed64 = 1, kBytes = 2, kFixed32 = 5 };
 
 constexpr std::array<uint32_t, 256> crc32c_table() {
@@ -87,14 +85,14 @@ fs::path next_path(const fs::path& folder) {
                         .count();
   for (const fs::path& path : models::list_folder(folder)) {
     const std::string name = path.filename().string();
-    if (!name.starts_with(kPrefix)) continue;
+    if (!name.starts_with(kEventsPrefix)) continue;
     int64_t taken = 0;
-    std::from_chars(name.data() + kPrefix.size(), name.data() + name.size(), taken);
+    std::from_chars(name.data() + kEventsPrefix.size(), name.data() + name.size(), taken);
     seconds = std::max(seconds, taken + 1);
   }
   char host[256] = "localhost";
   ::gethostname(host, sizeof host - 1);
-  return folder / (std::string(kPrefix) + std::to_string(seconds) + "." + host);
+  return folder / (std::string(kEventsPrefix) + std::to_string(seconds) + "." + host);
 }
 
 }  // namespace

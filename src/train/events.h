@@ -5,12 +5,16 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "models/files.h"
 
 namespace sinkhorn::train {
+
+// What the names of event files begin with.
+inline constexpr std::string_view kEventsPrefix = "events.out.tfevents.";
 
 class EventFile {
  public:

@@ -14,7 +14,6 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr std::string_view kPrefix = "events.out.tfevents.";
 constexpr size_t kBeforeRecord = 12, kBehindRecord = 4;  // length and its checksum; a checksum
 
 // One field after another of a protobuf message; throws Error where it breaks off.
@@ -112,7 +111,7 @@ std::vector<Scalar> read_scalars(const fs::path& folder, std::vector<std::string
   std::vector<Scalar> scalars;
   for (const fs::path& path : models::list_folder(folder)) {
     const std::string name = path.filename().string();
-    if (!name.starts_with(kPrefix)) continue;
+    if (!name.starts_with(kEventsPrefix)) continue;
     try {
       read_file(models::read_text(path), scalars);
     } catch (const Error&) {

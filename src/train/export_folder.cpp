@@ -172,7 +172,7 @@ json config_of(const ExportOptions& options, const OpenRun& run, const fs::path&
   config["parameters"] = run.model->parameter_count();
   config[kExportChecksums] = export_checksums(folder);
   config["figures"] = figures_of(options.config.train.run, run.step);
-  config["info"] = json::parse(task_info_json(run.task->info()));
+  config["info"] = task_info_json(run.task->info());
   config.update(json::parse(options.describe(resolved(options.config, run, options.type))));
   return config;
 }

@@ -36,13 +36,12 @@ std::unique_ptr<tasks::Task> open_task(const fs::path& run, tasks::TaskConfig co
   const fs::path tokenizer = run / kExportTokenizer;  // a run's is called the same
   if (fs::exists(tokenizer)) config.tokenizer = tokenizer.string();
   if (is_export(run)) {
-    const tasks::TaskInfo info = read_task_info(run / kExportConfig);
+    const tasks::TaskInfo info = read_task_info(run / kExportConfig, "export the run again");
     check_export(run, info);
     return tasks::make_deferred(config, info);
   }
-  const fs::path described = run / kRunTask;
-  if (!fs::exists(described)) return tasks::make_task(config);  // by an earlier version
-  return tasks::make_deferred(config, read_task_info(described));
+  const auto info = read_run_task(run);
+  return info ? tasks::make_deferred(config, *info) : tasks::make_task(config);
 }
 
 std::shared_ptr<models::Model> empty_model(const models::ModelConfig& config,

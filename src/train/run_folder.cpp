@@ -14,6 +14,7 @@
 #include "report/figure.h"
 #include "sinkhorn/error.h"
 #include "train/events.h"
+#include "train/task_info.h"
 
 namespace sinkhorn::train {
 
@@ -24,7 +25,6 @@ namespace {
 
 constexpr std::string_view kStep = "step-";
 constexpr std::string_view kExtension = ".safetensors";
-constexpr std::string_view kEvents = "events.out.tfevents.";
 
 fs::path log_path(const fs::path& root) { return root / "log.jsonl"; }
 fs::path checkpoints(const fs::path& root) { return root / "checkpoints"; }
@@ -75,8 +75,8 @@ bool holds_other_things(const fs::path& root) {
   const auto is_expected = [&](const fs::path& path) {
     const std::string name = path.filename().string();
     return std::find(std::begin(kOwn), std::end(kOwn), name) != std::end(kOwn) ||
-           name.starts_with(kEvents) || models::is_temporary(path) || path.extension() == ".ini" ||
-           path.extension() == ".log";
+           name.starts_with(kEventsPrefix) || models::is_temporary(path) ||
+           path.extension() == ".ini" || path.extension() == ".log";
   };
   const std::vector<fs::path> paths = models::list_folder(root);
   return !std::all_of(paths.begin(), paths.end(), is_expected);
@@ -206,7 +206,7 @@ void RunFolder::begin_anew() {
   std::error_code ignored;
   for (const fs::path& path : models::list_folder(root_)) {
     const std::string name = path.filename().string();
-    if (path == log_path(root_) || name.starts_with(kEvents)) fs::remove(path, ignored);
+    if (path == log_path(root_) || name.starts_with(kEventsPrefix)) fs::remove(path, ignored);
   }
 }
 
@@ -268,8 +268,7 @@ std::optional<fs::path> RunFolder::newest() const {
   const std::map<int64_t, fs::path> steps = steps_in(root_);
   for (auto step = steps.rbegin(); step != steps.rend(); ++step) {
     if (reads_back(step->second)) return step->second;
-    std::fprintf(stderr, "sinkhorn: %s: damaged; taking the checkpoint before it\n",
-                 step->second.c_str());
+    std::fprintf(stderr, "sinkhorn: %s: damaged; left out\n", step->second.c_str());
   }
   return std::nullopt;
 }

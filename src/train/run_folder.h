@@ -22,8 +22,6 @@
 
 namespace sinkhorn::train {
 
-inline constexpr char kRunTask[] = "task.json";
-
 class RunFolder {
  public:
   // Makes the folder. A folder that already holds a run's checkpoint is an error unless resume is

@@ -29,9 +29,9 @@ std::string kind_name(tasks::ModelKind kind) {
 // Reads the members of "info", each of a type of its own.
 class InfoReader {
  public:
-  explicit InfoReader(const fs::path& path) : path_(path) {
+  InfoReader(const fs::path& path, const std::string& remedy) : path_(path), remedy_(remedy) {
     const json whole = json::parse(models::read_text(path), nullptr, /*allow_exceptions=*/false);
-    if (!whole.is_object()) throw Error(path.string() + ": not a JSON object");
+    if (!whole.is_object()) throw Error(path.string() + ": not a JSON object; " + remedy);
     const auto info = whole.find("info");
     if (info == whole.end() || !info->is_object()) fail("info", "an object");
     info_ = *info;
@@ -78,29 +78,30 @@ class InfoReader {
     return *found;
   }
   [[noreturn]] void fail(const char* key, const char* wanted) const {
-    throw Error(path_.string() + ": info." + key + " is missing or is not " + wanted);
+    throw Error(path_.string() + ": info." + key + " is missing or is not " + wanted + "; " +
+                remedy_);
   }
 
   fs::path path_;
+  std::string remedy_;
   json info_;
 };
 
 }  // namespace
 
-std::string task_info_json(const tasks::TaskInfo& info) {
-  const json members = {{"model", kind_name(info.model)},
-                        {"vocab", info.vocab},
-                        {"classes", info.classes},
-                        {"labels", info.labels},
-                        {"max_length", info.max_length},
-                        {"metric", info.metric},
-                        {"higher_is_better", info.higher_is_better},
-                        {"data", info.data_note}};
-  return members.dump(2, ' ', false, json::error_handler_t::replace);
+json task_info_json(const tasks::TaskInfo& info) {
+  return {{"model", kind_name(info.model)},
+          {"vocab", info.vocab},
+          {"classes", info.classes},
+          {"labels", info.labels},
+          {"max_length", info.max_length},
+          {"metric", info.metric},
+          {"higher_is_better", info.higher_is_better},
+          {"data", info.data_note}};
 }
 
-tasks::TaskInfo read_task_info(const fs::path& path) {
-  const InfoReader info(path);
+tasks::TaskInfo read_task_info(const fs::path& path, const std::string& remedy) {
+  const InfoReader info(path, remedy);
   return {.model = info.kind(),
           .vocab = info.count("vocab"),
           .classes = info.count("classes"),
@@ -109,6 +110,12 @@ tasks::TaskInfo read_task_info(const fs::path& path) {
           .higher_is_better = info.truth("higher_is_better"),
           .labels = info.texts("labels"),
           .data_note = info.text("data")};
+}
+
+std::optional<tasks::TaskInfo> read_run_task(const fs::path& run) {
+  const fs::path path = run / kRunTask;
+  if (!fs::exists(path)) return std::nullopt;
+  return read_task_info(path, "remove it, and the task is known by its data");
 }
 
 }  // namespace sinkhorn::train

@@ -3,16 +3,22 @@
 #pragma once
 
 #include <filesystem>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
 
 #include "tasks/task.h"
 
 namespace sinkhorn::train {
 
-// A JSON object, which files have under "info".
-std::string task_info_json(const tasks::TaskInfo& info);
+// Files have it under "info".
+nlohmann::ordered_json task_info_json(const tasks::TaskInfo& info);
 
-// Throws Error, with the file and key, where that cannot be read.
-tasks::TaskInfo read_task_info(const std::filesystem::path& path);
+// Throws Error, with the file, the key and the remedy, where that cannot be read.
+tasks::TaskInfo read_task_info(const std::filesystem::path& path, const std::string& remedy);
+
+// Of a run, by its task.json; nothing where an earlier version made it.
+inline constexpr char kRunTask[] = "task.json";
+std::optional<tasks::TaskInfo> read_run_task(const std::filesystem::path& run);
 
 }  // namespace sinkhorn::train

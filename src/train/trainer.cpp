@@ -166,10 +166,9 @@ class Run {
 
   // Data that has changed in between may mean other things by the same numbers.
   void check_same_task() const {
-    const std::filesystem::path described = folder_.root() / kRunTask;
-    if (!std::filesystem::exists(described)) return;  // by an earlier version
-    const tasks::TaskInfo before = read_task_info(described), &now = task_->info();
-    if (before.vocab == now.vocab && before.labels == now.labels) return;
+    const auto before = read_run_task(folder_.root());
+    const tasks::TaskInfo& now = task_->info();
+    if (!before || (before->vocab == now.vocab && before->labels == now.labels)) return;
     throw Error("task.data: " + config_.task.data +
                 " has another vocabulary or other labels than " + folder_.root().string() +
                 " was trained on; resume with the data it had");
@@ -183,7 +182,9 @@ class Run {
       std::ifstream file(tokenizer, std::ios::binary);
       folder_.write_text("tokenizer.model", {std::istreambuf_iterator<char>(file), {}});
     }
-    folder_.write_text(kRunTask, "{\"info\": " + task_info_json(task_->info()) + "}\n");
+    const nlohmann::ordered_json described = {{"info", task_info_json(task_->info())}};
+    folder_.write_text(
+        kRunTask, described.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
     folder_.write_text("config.ini", config_text_);  // last: with it the folder holds a run
   }
 
@@ -235,10 +236,7 @@ class Run {
     observer_.evaluated(place_.step, split, figures);
     last_report_ += Clock::now() - begin;  // not training time
     if (split != "valid" || figures.empty()) return {figures, false};
-    // Words have few or very many tokens in some texts: of the same order, and always finite, is
-    // the loss.
-    const bool per_word = figures.front().name == "perplexity";
-    const double score = figures.at(per_word ? 1 : 0).value;
+    const double score = tasks::deciding(figures).value;
     const bool better =
         std::isfinite(score) &&
         (!place_.has_best ||

@@ -148,6 +148,7 @@ def test_options_that_cannot_be_meant(text_run: Path, words: list[str], message:
 @pytest.mark.parametrize(("words", "message"), [
     (["--max-tokens", "0"], "--max-tokens: 0 is not 1 or more"),
     (["--max-tokens", "-3"], "--max-tokens: -3 is not 1 or more"),
+    (["--max-tokens", "0x0"], "--max-tokens: 0x0 is not 1 or more"),
     (["--image", "x.png", "--image-index", "-1"], "--image-index: -1 is not 0 or more"),
     (["--seed", "-1"], "--seed: -1 is not 0 or more"),
     (["--seed", "-99999999999999999999999"], "--seed: -99999999999999999999999 is not 0 or more"),

@@ -185,7 +185,7 @@ def test_a_damaged_checkpoint_is_named(runs: Path, tmp_path: Path) -> None:
     damaged.write_bytes(damaged.read_bytes()[:1000])
     done = run("eval", tmp_path / "run", "--checkpoint", "newest", "--json")
     assert done.returncode == 0 and json.loads(done.stdout)["step"] == 20
-    assert done.stderr == f"sinkhorn: {damaged}: damaged; taking the checkpoint before it\n"
+    assert done.stderr == f"sinkhorn: {damaged}: damaged; left out\n"
 
 
 def test_keys_that_would_change_nothing_are_refused(runs: Path) -> None:
