@@ -27,6 +27,7 @@ Command add_eval(CLI::App& program);
 Command add_reproduce(CLI::App& program);
 Command add_inspect(CLI::App& program);
 Command add_generate(CLI::App& program);
+Command add_classify(CLI::App& program);
 Command add_serve(CLI::App& program);
 Command add_export(CLI::App& program);
 Command add_report(CLI::App& program);

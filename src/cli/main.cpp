@@ -81,18 +81,12 @@ int run(int argc, char** argv) {
       "Sparse Sinkhorn Attention: train, evaluate, inspect and use Sinkhorn Transformers.",
       "sinkhorn");
   program.set_version_flag("--version", "sinkhorn " SINKHORN_VERSION, "Print the version and exit");
-  const std::vector<Command> commands = {add_train(program),
-                                         add_eval(program),
-                                         add_inspect(program),
-                                         add_generate(program),
-                                         add_serve(program),
-                                         add_export(program),
-                                         add_reproduce(program),
-                                         add_report(program),
-                                         add_info(program),
-                                         add_data_check(program),
-                                         add_tokenizer_train(program),
-                                         add_completion(program)};
+  const std::vector<Command> commands = {
+      add_train(program),     add_eval(program),       add_inspect(program),
+      add_generate(program),  add_classify(program),   add_serve(program),
+      add_export(program),    add_reproduce(program),  add_report(program),
+      add_info(program),      add_data_check(program), add_tokenizer_train(program),
+      add_completion(program)};
   program.allow_extras();
   for (CLI::App* app : program.get_subcommands(nullptr)) {
     app->allow_extras();

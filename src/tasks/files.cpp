@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <istream>
 
 #include "sinkhorn/error.h"
 #include "tasks/random.h"
@@ -71,20 +72,45 @@ void check_utf8(const Path& file, std::string_view text, int64_t number) {
   }
 }
 
+namespace {
+
+constexpr std::string_view kByteOrderMark = "\xef\xbb\xbf";
+
+void pass_on(const Path& path, std::string_view line, int64_t number, const LineSink& sink) {
+  if (line.ends_with('\r')) line.remove_suffix(1);
+  check_utf8(path, line, number);
+  sink(line, number);
+}
+
+}  // namespace
+
 void each_line(const Path& path, const LineSink& sink) {
   const MappedFile file(path);
   std::string_view rest = file.bytes();
   if (rest.empty()) fail(path, 0, "the file is empty; expected lines of text");
-  if (rest.starts_with("\xef\xbb\xbf")) rest.remove_prefix(3);
+  if (rest.starts_with(kByteOrderMark)) rest.remove_prefix(kByteOrderMark.size());
   for (int64_t number = 1; !rest.empty(); ++number) {
     const size_t end = std::min(rest.find('\n'), rest.size());
-    std::string_view line = rest.substr(0, end);
+    const std::string_view line = rest.substr(0, end);
     rest.remove_prefix(std::min(end + 1, rest.size()));
-    if (line.ends_with('\r')) line.remove_suffix(1);
-    check_utf8(path, line, number);
-    sink(line, number);
+    pass_on(path, line, number, sink);
   }
 }
+
+void each_line(std::istream& in, const Path& name, const LineSink& sink) {
+  int64_t number = 0;
+  for (std::string text; std::getline(in, text);) {
+    std::string_view line = text;
+    if (++number == 1 && line.starts_with(kByteOrderMark)) {
+      line.remove_prefix(kByteOrderMark.size());
+    }
+    pass_on(name, line, number, sink);
+  }
+  if (in.bad()) fail(name, number + 1, "cannot be read");
+  if (number == 0) fail(name, 0, "is empty; expected lines of text");
+}
+
+bool blank(std::string_view text) { return text.find_first_not_of(" \t\r\n") == text.npos; }
 
 std::vector<Path> match(const Path& root, const std::string& pattern) {
   const Path whole = root / pattern;

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <iosfwd>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -34,6 +35,11 @@ class MappedFile {
 // empty file and a byte that is not UTF-8 are errors.
 using LineSink = std::function<void(std::string_view line, int64_t number)>;
 void each_line(const Path& path, const LineSink& sink);
+// The same of what can be read once, as it comes; name: what errors call it.
+void each_line(std::istream& in, const Path& name, const LineSink& sink);
+
+// Whether there is nothing in it but space.
+bool blank(std::string_view text);
 
 // Bytes of the well-formed UTF-8 character at the front of `text` (Unicode, table 3-7), or 0.
 size_t character_bytes(std::string_view text);

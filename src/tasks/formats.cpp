@@ -115,8 +115,6 @@ std::string Corpus::describe(Split split) const {
 
 namespace {
 
-bool blank(std::string_view text) { return text.find_first_not_of(" \t\r\n") == text.npos; }
-
 std::string quoted(std::string_view text) {
   std::string short_text(1, '\'');
   short_text.append(text.substr(0, 40)).append(text.size() > 40 ? "...'" : "'");

@@ -232,7 +232,7 @@ Generation generate_run(const RunConfig& config, const GenerateRequest& request,
   generate::check_sampling(request.sampling);  // before a model is read
   const OpenRun run = open_run(config, request.checkpoint);
   if (run.task->info().model == tasks::ModelKind::kClassifier) {
-    throw UsageError(config.train.run + ": a classifier generates nothing; see eval and inspect");
+    throw UsageError(config.train.run + ": a classifier generates nothing; see classify");
   }
   const std::string& task = config.task.name;
   check_request(task, request, run.model->config().max_length);

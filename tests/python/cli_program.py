@@ -14,6 +14,7 @@ COMMANDS = {
     "eval": ["eval"],
     "inspect": ["inspect"],
     "generate": ["generate"],
+    "classify": ["classify"],
     "serve": ["serve"],
     "export": ["export"],
     "reproduce": ["reproduce"],

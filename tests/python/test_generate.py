@@ -370,7 +370,7 @@ def test_lists_that_cannot_be_read(sort_run: Path, recall_run: Path) -> None:
 def test_runs_that_generate_nothing(folder: Path, tmp_path: Path) -> None:
     classifier = trained(folder, "classify", classify_task(folder / "classify-data"), 2)
     assert refusal("generate", classifier, "--prompt", "ab") == (
-        f"{classifier}: a classifier generates nothing; see eval and inspect")
+        f"{classifier}: a classifier generates nothing; see classify")
     leaking = trained(folder, "leaking", text_task(folder / "data") | {"decoder.columns": "full"}, 2)
     assert "columns 'full'" in refusal("generate", leaking, "--prompt", "ab")
     assert "not the folder of a run" in refusal("generate", tmp_path)
