@@ -6,11 +6,16 @@
 //
 //   u0_i = lse_j(x_ij),   vk_j = lse_i(x_ij - U_i - V_j),   uk_i = lse_j(x_ij - U_i - V_j)
 //
-// and R = exp2(x - U - V). Kept for backward: u0 v1 u1 ... vK uK, N numbers each. U and V grow as
-// large as x, where the entries that count are near 0, and must be rounded by their own size and
-// not by that of what they are the difference of: forward takes each term off the matrix itself,
-// backward keeps U and V in two numbers each and makes x of y = logits + noise without rounding it.
-// The last row step is a softmax with a sum of its own.
+// and R = exp2(x - U - V). Kept for backward: u0 v1 u1 ... vK uK, N numbers each. The last row step
+// is a softmax with a sum of its own.
+//
+// Both ways there are two forms. Where no U - u0 or V leaves -30 .. 30, which is everywhere but for
+// logits hundreds of temperatures apart, powers are taken once: K = exp2(x - u0), and a step
+// multiplies by factors of rows and columns. Elsewhere everything stays a logarithm. There U and V
+// grow as large as x, where the entries that count are near 0, and must be rounded by their own
+// size and not by that of what they are the difference of: forward takes each term off the matrix
+// itself, backward keeps U and V in two numbers each and makes x of y = logits + noise without
+// rounding it.
 //
 // Mapping. A thread holds kEach elements of a row and kEach elements of a column, kParts lanes
 // share a row or a column and reduce it by shuffles; u and v pass through shared memory, a barrier
@@ -116,35 +121,133 @@ class Elements {
   float x_[kKept ? Shape::kEach : 1];
 };
 
-// row_log_sum of entries that the step before has brought to 0 or below: relative to 0, which
-// spares looking for the largest, unless one of the warp's sums is nearly nothing.
-template <class Shape>
-__device__ __forceinline__ LogSum near_log_sum(const float (&x)[Shape::kEach]) {
-  constexpr float kNearlyNothing = 0x1p-64f;
-  LogSum s;
-  s.top = 0.0f;
-#pragma unroll
-  for (int e = 0; e < Shape::kEach; ++e) s.sum += fast_exp2(x[e]);
-  s.sum = lanes_sum<Shape::kParts>(s.sum);
-  return __all_sync(0xFFFFFFFFu, s.sum > kNearlyNothing) ? s : row_log_sum<Shape>(x);
-}
-
 // Where u or v of a step lies: u0 v1 u1 v2 u2 ...
 __device__ __forceinline__ float* full_terms(const BalanceParams& p, int64_t head, int64_t index) {
   const int64_t count = balance_terms(p.columns, p.iterations);
   return static_cast<float*>(p.terms) + (head * count + index) * p.blocks;
 }
 
-// Each step takes its terms off the matrix itself. The first finds it as y and rounds an entry
-// once, at its size after the step; those behind it only change it by little.
+// 1 / x of a normal x, to the last bit or two.
+__device__ __forceinline__ float fast_reciprocal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// Where factors stay, or logarithms take their place.
+constexpr float kMostLog = 30.0f, kMostSum = 0x1p30f, kLeastSum = 0x1p-30f;
+
+// A row's or column's factor and the sum that it is 1 over, 0 of an empty one.
+struct Factor {
+  float value = 1.0f, sum = 0.0f;
+  float step = 0.0f;  // what the last step divided by, 0 of an empty one
+
+  // Whether it stays where it may.
+  __device__ __forceinline__ bool set(float total) {
+    sum = total;
+    if (total == 0.0f) return true;
+    step = total * value;
+    value = fast_reciprocal(total);
+    return total > kLeastSum && total < kMostSum;
+  }
+};
+
+// The terms of a row or column for backward. Each of the lanes that share it keeps what every
+// kLanes-th step divided by, so that they take logarithms and store them at the same time.
+template <int kLanes>
+struct KeptTerms {
+  float* to;      // of step 1; null where there is no such row
+  int64_t apart;  // from step to step
+  int lane;
+  float kept = 0.0f;
+
+  __device__ __forceinline__ void add(int k, int steps, float step) {
+    if ((k - 1) % kLanes == lane) kept = step;
+    if (k % kLanes != 0 && k != steps) return;
+    const int own = (k - 1) / kLanes * kLanes + lane;
+    if (to != nullptr && own < k) to[own * apart] = kept == 0.0f ? 0.0f : log2f(kept);
+  }
+};
+
+// All steps behind the first as products: the matrix is a_i K_ij c_j with factors a of rows and c
+// of columns, and a step sets c = 1 / (K' a) or a = 1 / (K c). An element of K below the normal
+// numbers counts as the smallest of them: while no factor leaves 2^-30 .. 2^30 that is nothing
+// beside the sum of its row or column. False, and no R, where one does.
 template <class Shape>
-__global__ void __launch_bounds__(Shape::kThreads)
-    balance_head_full_fwd_kernel(const __grid_constant__ Args a) {
-  auto& m = shared_memory<FullMemory<Shape>>();
-  const int64_t head = blockIdx.x;
+__device__ __forceinline__ bool balance_by_factors(const Args& a, int64_t head,
+                                                   FullMemory<Shape>& m) {
+  constexpr float kSmallest = 0x1p-126f;
+  const int n = static_cast<int>(a.p.blocks), steps = static_cast<int>(column_steps(a.p));
+  float *const row_factors = m.sums, *const column_factors = m.factors;
+  const RowPlace<Shape> at_row;
+  const ColumnPlace<Shape> at_column;
+
+  float t[Shape::kEach];
+#pragma unroll
+  for (int e = 0; e < Shape::kEach; ++e) t[e] = first_less(a, m.tile[at_row.tile(e)], 0.0f);
+  const float first = row_log_sum<Shape>(t).log();
+#pragma unroll
+  for (int e = 0; e < Shape::kEach; ++e) {
+    float& at = m.tile[at_row.tile(e)];
+    at = at == kNothing ? 0.0f : fmaxf(fast_exp2(first_less(a, at, first)), kSmallest);
+  }
+  if (at_row.leads()) {
+    row_factors[at_row.row] = 1.0f;
+    column_factors[at_row.row] = 1.0f;
+    if (at_row.row < n) full_terms(a.p, head, 0)[at_row.row] = first;
+  }
+  __syncthreads();
+  Elements<Shape, RowPlace<Shape>> rows(at_row, m.tile);
+  Elements<Shape, ColumnPlace<Shape>> columns(at_column, m.tile);
+  const auto row_sum = [&] {
+    float sum = 0.0f;
+#pragma unroll
+    for (int e = 0; e < Shape::kEach; ++e) sum += rows[e] * column_factors[at_row.column(e)];
+    return lanes_sum<Shape::kParts>(sum);
+  };
+
+  Factor of_row, of_column;
+  const auto terms = [&](int index, int i, int lane) {
+    return KeptTerms<Shape::kParts>{i < n ? full_terms(a.p, head, index) + i : nullptr,
+                                    2 * a.p.blocks, lane};
+  };
+  KeptTerms<Shape::kParts> column_terms = terms(1, at_column.column, at_column.part);
+  KeptTerms<Shape::kParts> row_terms = terms(2, at_row.row, at_row.part);
+  bool fine = true;
+  for (int k = 1; k <= steps; ++k) {
+    float sum = 0.0f;
+#pragma unroll
+    for (int e = 0; e < Shape::kEach; ++e) sum += columns[e] * row_factors[at_column.row(e)];
+    fine &= of_column.set(lanes_sum<Shape::kParts>(sum));
+    if (at_column.leads()) column_factors[at_column.column] = of_column.value;
+    __syncthreads();
+    column_terms.add(k, steps, of_column.step);
+    fine &= of_row.set(row_sum());
+    if (at_row.leads()) row_factors[at_row.row] = of_row.value;
+    __syncthreads();
+    row_terms.add(k, steps, of_row.step);
+  }
+  if (steps == 0) fine &= of_row.set(row_sum());
+  // The last row step, as a softmax with a sum of its own.
+  const float inverse = reciprocal(of_row.sum);
+  float r[Shape::kEach];
+#pragma unroll
+  for (int e = 0; e < Shape::kEach; ++e) {
+    r[e] = rows[e] * column_factors[at_row.column(e)] * inverse;
+  }
+  if (__syncthreads_and(fine) == 0) return false;
+#pragma unroll
+  for (int e = 0; e < Shape::kEach; ++e) m.tile[at_row.tile(e)] = r[e];
+  return true;
+}
+
+// The same with logarithms, however large; and R without iterations. Each step takes its terms
+// off the matrix itself. The first finds it as y and rounds an entry once, at its size after the
+// step; those behind it only change it by little.
+template <class Shape>
+__device__ __forceinline__ void balance_by_logs(const Args& a, int64_t head, FullMemory<Shape>& m) {
   const int n = static_cast<int>(a.p.blocks), steps = static_cast<int>(column_steps(a.p));
   float *const u = m.sums, *const v = m.factors;  // terms of the last row and column step
-  load_tile<Shape>(unscaled(a), head, m.live, m.tile);
   const RowPlace<Shape> at_row;
   const ColumnPlace<Shape> at_column;
   Elements<Shape, RowPlace<Shape>> rows(at_row, m.tile);
@@ -163,7 +266,7 @@ __global__ void __launch_bounds__(Shape::kThreads)
           t[e] = k == 1 ? first_less(a, t[e], term) : t[e] - term;
         }
       }
-      const float term = near_log_sum<Shape>(t).log();
+      const float term = row_log_sum<Shape>(t).log();
 #pragma unroll
       for (int e = 0; e < Shape::kEach; ++e) columns[e] = t[e] - term;
       if (at_column.leads()) {
@@ -177,7 +280,7 @@ __global__ void __launch_bounds__(Shape::kThreads)
       t[e] = k == 0 ? first_less(a, rows[e], 0.0f) : rows[e];
       if constexpr (kApart) t[e] -= k == 0 ? 0.0f : v[at_row.column(e)];
     }
-    sum = k == 0 ? row_log_sum<Shape>(t) : near_log_sum<Shape>(t);
+    sum = row_log_sum<Shape>(t);
     const float term = sum.log();
 #pragma unroll
     for (int e = 0; e < Shape::kEach; ++e) {
@@ -200,6 +303,18 @@ __global__ void __launch_bounds__(Shape::kThreads)
   __syncthreads();  // others have read their columns from the tile
 #pragma unroll
   for (int e = 0; e < Shape::kEach; ++e) m.tile[at_row.tile(e)] = r[e];
+}
+
+template <class Shape>
+__global__ void __launch_bounds__(Shape::kThreads)
+    balance_head_full_fwd_kernel(const __grid_constant__ Args a) {
+  auto& m = shared_memory<FullMemory<Shape>>();
+  const int64_t head = blockIdx.x;
+  load_tile<Shape>(unscaled(a), head, m.live, m.tile);
+  if (a.p.iterations == 0 || !balance_by_factors<Shape>(a, head, m)) {
+    if (a.p.iterations > 0) load_tile<Shape>(unscaled(a), head, m.live, m.tile);
+    balance_by_logs<Shape>(a, head, m);
+  }
   __syncthreads();
   store_tile<Shape>(a, head, m.tile);
 }
@@ -222,10 +337,10 @@ class FullBackward {
     if (a_.p.iterations == 0) {
 #pragma unroll
       for (int e = 0; e < Shape::kEach; ++e) g_[e] *= expf(y_[e]);
+    } else if (add_terms()) {
+      undo<true>();
     } else {
-      add_terms();
-      undo_softmax();
-      for (int k = steps_; k >= 1; --k) undo_iteration(k);
+      undo<false>();
     }
     store();
   }
@@ -240,11 +355,12 @@ class FullBackward {
     }
   }
 
-  // Thread i keeps the potentials of row and column i, and passes them on by shared memory. Here
-  // those after the last step; each step backward takes its terms off again.
-  __device__ __forceinline__ void add_terms() {
+  // Thread i keeps the potentials of row and column i, without u0. Here those after the last step;
+  // each step backward takes its terms off again. Whether all stay where factors do.
+  __device__ __forceinline__ bool add_terms() {
     constexpr int kAhead = 6;  // steps whose loads are in flight
     const int i = threadIdx.x;
+    bool fine = true;
     fetch(steps_);
     for (int first = 0; first <= steps_; first += kAhead) {
       float u[kAhead], v[kAhead];
@@ -255,14 +371,36 @@ class FullBackward {
         u[q] = there ? full_terms(a_.p, head_, 2 * k)[i] : 0.0f;
         v[q] = there && k > 0 ? full_terms(a_.p, head_, 2 * k - 1)[i] : 0.0f;
       }
+      if (first == 0) {
+        first_ = u[0];
+        u[0] = 0.0f;
+      }
 #pragma unroll
       for (int q = 0; q < kAhead; ++q) {
         u_.add(u[q]);
         v_.add(v[q]);
+        fine &= fabsf(u_.high) < kMostLog && fabsf(v_.high) < kMostLog;
       }
     }
-    put();
+    if (i < Shape::kSize) m_.sums[i] = first_;
+    return __syncthreads_and(fine) != 0;
+  }
+  // y becomes K, or u0 one of the potentials; then every step.
+  template <bool kByFactors>
+  __device__ __forceinline__ void undo() {
+    if constexpr (kByFactors) {
+      const float first = m_.sums[at_.row];
+#pragma unroll
+      for (int e = 0; e < Shape::kEach; ++e) {
+        y_[e] = y_[e] == kNothing ? 0.0f : fast_exp2(first_less(a_, y_[e], first));
+      }
+    } else {
+      u_.add(first_);
+    }
+    put<kByFactors>();
     __syncthreads();
+    undo_softmax<kByFactors>();
+    for (int k = steps_; k >= 1; --k) undo_iteration<kByFactors>(k);
   }
   // The terms of step k, an iteration before their use.
   __device__ __forceinline__ void fetch(int k) {
@@ -272,31 +410,46 @@ class FullBackward {
     term_u_ = full_terms(a_.p, head_, 2 * k)[i];
     if (k > 0) term_v_ = full_terms(a_.p, head_, 2 * k - 1)[i];
   }
+  // The potentials, or in their place the factors.
+  template <bool kByFactors>
   __device__ __forceinline__ void put() {
     if (threadIdx.x >= Shape::kSize) return;
-    m_.u[threadIdx.x] = u_;
-    m_.v[threadIdx.x] = v_;
+    if constexpr (kByFactors) {
+      m_.u[threadIdx.x].high = exp2f(-(u_.high + u_.low));
+      m_.v[threadIdx.x].high = exp2f(-(v_.high + v_.low));
+    } else {
+      m_.u[threadIdx.x] = u_;
+      m_.v[threadIdx.x] = v_;
+    }
   }
   // Uk and Vk become U(k-1) and Vk where others read them, and V(k-1) here.
+  template <bool kByFactors>
   __device__ __forceinline__ void step_back(int k) {
     u_.add(-term_u_);
-    put();
+    put<kByFactors>();
     // At most N, but for the rounding of huge terms.
     if (threadIdx.x < Shape::kSize) m_.factors[threadIdx.x] = exp2f(fminf(term_v_, 8.0f));
     v_.add(-term_v_);
     fetch(k - 1);
   }
 
+  template <bool kByFactors>
   __device__ __forceinline__ float share(int e, const Potential& u) const {
-    return share_of(entry(a_, y_[e], u, m_.v[at_.column(e)]));
+    const Potential& v = m_.v[at_.column(e)];
+    if constexpr (kByFactors) {
+      return fminf(y_[e] * u.high * v.high, 1.0f);
+    } else {
+      return share_of(entry(a_, y_[e], u, v));
+    }
   }
 
+  template <bool kByFactors>
   __device__ __forceinline__ void undo_softmax() {
     const Potential u = m_.u[at_.row];
     float shares[kKept ? Shape::kEach : 1], whole = 0.0f, dot = 0.0f;
 #pragma unroll
     for (int e = 0; e < Shape::kEach; ++e) {
-      const float own = share(e, u);
+      const float own = share<kByFactors>(e, u);
       if constexpr (kKept) shares[e] = own;
       whole += own;
       dot += own * g_[e];
@@ -308,21 +461,22 @@ class FullBackward {
       if constexpr (kKept) {
         g_[e] = shares[e] * inverse * (g_[e] - dot);
       } else {
-        g_[e] = share(e, u) * inverse * (g_[e] - dot);
+        g_[e] = share<kByFactors>(e, u) * inverse * (g_[e] - dot);
       }
     }
   }
 
   // Column step k, then row step k - 1.
+  template <bool kByFactors>
   __device__ __forceinline__ void undo_iteration(int k) {
-    sum_columns(k);
+    sum_columns<kByFactors>(k);
     const Potential u = m_.u[at_.row];
     float sum = 0.0f, whole = 0.0f;
     float shares[kKept ? Shape::kEach : 1];
 #pragma unroll
     for (int e = 0; e < Shape::kEach; ++e) {
       const int c = at_.column(e);
-      const float q = share(e, u), p = q * m_.factors[c];
+      const float q = share<kByFactors>(e, u), p = q * m_.factors[c];
       if constexpr (kKept) shares[e] = p;
       g_[e] -= q * m_.sums[c];
       sum += g_[e];
@@ -335,18 +489,19 @@ class FullBackward {
       if constexpr (kKept) {
         g_[e] -= shares[e] * sum;
       } else {
-        g_[e] -= share(e, u) * m_.factors[c] * sum;
+        g_[e] -= share<kByFactors>(e, u) * m_.factors[c] * sum;
       }
     }
   }
 
   // Sums of the columns of G, and the potentials and factors of Q^k and P^(k-1).
+  template <bool kByFactors>
   __device__ __forceinline__ void sum_columns(int k) {
     const ColumnPlace<Shape> at;
 #pragma unroll
     for (int e = 0; e < Shape::kEach; ++e) m_.tile[at_.tile(e)] = g_[e];
     __syncthreads();  // and the potentials of the step before have been read
-    step_back(k);
+    step_back<kByFactors>(k);
     float sum = 0.0f;
 #pragma unroll
     for (int e = 0; e < Shape::kEach; ++e) sum += m_.tile[at.tile(e)];
@@ -378,6 +533,7 @@ class FullBackward {
   const RowPlace<Shape> at_;
   float y_[Shape::kEach], g_[Shape::kEach];
   Potential u_, v_;
+  float first_ = 0.0f;  // u0
   float term_u_ = 0.0f, term_v_ = 0.0f;
 };
 

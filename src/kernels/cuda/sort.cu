@@ -10,11 +10,14 @@ namespace {
 constexpr int kWide = 256;
 constexpr int64_t kZeroedApart = 1 << 20;  // numbers of dR worth a step of their own to clear
 
-// Threads that share a row of the selected matrix.
+// Of a CTA of kWide threads, those that share a row of so many pieces.
+__host__ __device__ inline int row_threads(int pieces) {
+  return pieces <= 32 ? 32 : pieces <= 64 ? 64 : pieces <= 128 ? 128 : kWide;
+}
+// The same for a row of the selected matrix.
 template <class T>
 __host__ __device__ int select_threads(int blocks) {
-  const int needed = (selected_pitch(blocks) / kPiece<T> + 31) / 32 * 32;
-  return needed <= 32 ? 32 : needed <= 64 ? 64 : needed <= 128 ? 128 : kWide;
+  return row_threads(selected_pitch(blocks) / kPiece<T>);
 }
 
 // A thread a piece of a row of the selected matrix, or several. Grid: rows, as many as a CTA has
@@ -88,17 +91,19 @@ __global__ void __launch_bounds__(kWide) weight_kernel(const __grid_constant__ A
   }
 }
 
-// A CTA a piece of a row of dR. Grid: pieces, rows, heads. Through the weights, d weight[p] / d
-// R[j] = (m[j, p] - weight[p]) / r, in the form ((1 - weight) - (1 - m)) / r, whose terms are
-// exactly 0 where nothing is missing.
+// A thread a number of dR, a CTA a piece of a row, or several rows. Grid: pieces, rows, heads.
+// Through the weights, d weight[p] / d R[j] = (m[j, p] - weight[p]) / r, in the form ((1 - weight)
+// - (1 - m)) / r, whose terms are exactly 0 where nothing is missing.
 template <class S>
 __global__ void __launch_bounds__(kWide)
     sort_grad_kernel(const __grid_constant__ AttentionCall p, const float* partial, int splits,
-                     int weight_splits, S* grad_sort) {
+                     int weight_splits, int rows, S* grad_sort) {
   begin_early();
-  const int j = blockIdx.x * kWide + threadIdx.x, i = blockIdx.y;
+  const int threads = row_threads(p.blocks);
+  const int i = blockIdx.y * (kWide / threads) + threadIdx.x / threads;
+  const int j = blockIdx.x * threads + threadIdx.x % threads;
   const int64_t flat_head = blockIdx.z, heads = gridDim.z;
-  if (j >= p.blocks) return;
+  if (i >= rows || j >= p.blocks) return;
   const uint8_t* const live = live_of(p, flat_head);
   float total = 0.0f;
   if (i < p.rows && allowed(p, live, i, j)) {
@@ -277,11 +282,13 @@ void launch_sort_grad(const AttentionCall& call, const float* partial, int split
   // Where few of many rows were sorted, the others are zeros of one stretch.
   const int64_t size = static_cast<int64_t>(call.batch) * call.heads * call.blocks * call.blocks;
   const bool apart = call.rows < call.blocks && size >= kZeroedApart;
-  const dim3 grid(pieces_of(call.blocks), apart ? call.rows : call.blocks, call.batch * call.heads);
+  const int rows = apart ? call.rows : call.blocks;
+  const int at_once = kWide / row_threads(call.blocks);  // rows of a CTA
+  const dim3 grid(pieces_of(call.blocks), (rows + at_once - 1) / at_once, call.batch * call.heads);
   const auto finish = [&]<class S>() {
     if (apart) check(cudaMemsetAsync(grad_sort, 0, size * sizeof(S), stream), "sort_grad");
-    launch_early(size, "sort_grad", sort_grad_kernel<S>, grid, std::min(kWide, call.blocks), 0,
-                 stream, call, partial, splits, weight_splits, static_cast<S*>(grad_sort));
+    launch_early(size, "sort_grad", sort_grad_kernel<S>, grid, kWide, 0, stream, call, partial,
+                 splits, weight_splits, rows, static_cast<S*>(grad_sort));
   };
   with_type(call.sort_type, finish);
 }

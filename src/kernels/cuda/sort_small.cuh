@@ -1,15 +1,15 @@
-// The sort and its backward for heads of 9 to 64 blocks: R stays in registers, blocks pass by
-// once.
+// The sort and its backward for heads of 9 to 64 blocks: R stays on the chip, blocks pass by once.
 //
 //   sort    x'[i, c] = sum_j R[i, j] x[j, c]                    reads x, writes x'
 //   undo    dR[i, j] = sum_c dx'[i, c] x[j, c]                  reads dx', x and the local part of
 //           dx[j, c] = local + sum_i R[i, j] dx'[i, c]          dx, writes dx
 //
 // Columns c = (p, d) run over the b * D numbers of a block. A CTA takes a share of a head's columns
-// in tiles of 16 KB (sort) or 8 KB (undo), kN rows, kN = 16, 32 or 64 the next size to N: in half
-// types 8192 / kN or 4096 / kN columns. Of 64 rows a warp has 32 and half of the columns of a
-// result; of fewer rows it has all of them and a quarter of the columns, and its sum over those
-// columns is added to the others' at the end.
+// in tiles of 128 (sort) or 64 (undo) bytes a thread, kN rows, kN = 16, 32 or 64 the next size to
+// N: in half types 256 or 128 columns of 64 rows. The tiles of the CTAs of a head take turns, so
+// that what is read and written at about the same time lies side by side. Of 64 rows a warp has 32
+// and a share of the columns of a result; of fewer rows it has all of them and a quarter of the
+// columns, and its sum over those columns is added to the others' at the end.
 // sort.cuh says why results that are not finite are added up again.
 #pragma once
 
@@ -19,9 +19,9 @@ namespace sinkhorn::cuda {
 
 // The column of a thread's pieces of a tile, and the steps between them: a thread's pieces lie one
 // below the other, so that a column is divided into (p, d) once a tile.
-template <class T, int kColumns, int kThreadsOfSort = 128>
+template <class T, int kColumns, int kCtaThreads>
 struct PieceWalk {
-  static constexpr int kPieces = kColumns / kPiece<T>, kRowsApart = kThreadsOfSort / kPieces;
+  static constexpr int kPieces = kColumns / kPiece<T>, kRowsApart = kCtaThreads / kPieces;
   int row, column;
   __device__ __forceinline__ PieceWalk()
       : row(threadIdx.x / kPieces), column(threadIdx.x % kPieces * kPiece<T>) {}
@@ -29,16 +29,16 @@ struct PieceWalk {
 
 // R into a tile [kN][kN + kPad], 0 where not allowed. Four numbers a piece, all of a thread's
 // pieces read before the first is used. weights: of the head's rows, to be made, or null.
-template <class T, int kN>
+template <class T, int kN, int kCtaThreads>
 __device__ __forceinline__ void load_relaxed(T* tile, const AttentionCall& p, int64_t flat_head,
                                              float* weights = nullptr) {
-  constexpr int kPieces = (kN * kN / 4 + 127) / 128;
+  constexpr int kPieces = (kN * kN / 4 + kCtaThreads - 1) / kCtaThreads;
   const bool fast = p.sort_type == Type::kFloat32 && p.blocks % 4 == 0;
   const uint8_t* const live = live_of(p, flat_head);
   float4 x[kPieces];
 #pragma unroll
   for (int n = 0; n < kPieces; ++n) {
-    const int v = (n * 128 + threadIdx.x) * 4, i = v / kN, j = v % kN;
+    const int v = (n * kCtaThreads + threadIdx.x) * 4, i = v / kN, j = v % kN;
     x[n] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     if (i >= p.rows || j >= p.blocks) continue;
     if (fast) {
@@ -53,7 +53,7 @@ __device__ __forceinline__ void load_relaxed(T* tile, const AttentionCall& p, in
   }
 #pragma unroll
   for (int n = 0; n < kPieces; ++n) {
-    const int v = (n * 128 + threadIdx.x) * 4, i = v / kN, j = v % kN;
+    const int v = (n * kCtaThreads + threadIdx.x) * 4, i = v / kN, j = v % kN;
     if (i >= kN) continue;  // whole warps
     const float numbers[4] = {x[n].x, x[n].y, x[n].z, x[n].w};
     float kept[4];
@@ -69,29 +69,51 @@ __device__ __forceinline__ void load_relaxed(T* tile, const AttentionCall& p, in
   }
 }
 
-template <class T, int kN>
-constexpr int kSmallColumns = 16384 / static_cast<int>(sizeof(T)) / kN;
-template <class T, int kN>
+// CTAs that a multiprocessor's registers and shared memory hold. Those of 256 threads are Hopper's:
+// of 64 rows in half types their tiles have rows that are long enough for the memory, and take more
+// shared memory than some other cards give a CTA.
+template <class T, int kN, int kCtaThreads>
+constexpr int kSmallSortCtas = sizeof(T) == 4 || kCtaThreads == 256 ? 2 : 3;
+template <class T, int kN, int kCtaThreads>
+constexpr int kSmallUndoCtas = sizeof(T) == 4 || kCtaThreads == 256 ? 2
+                               : kN == 64                           ? 3
+                                                                    : 4;
+
+// Columns of a tile.
+template <class T, int kN, int kCtaThreads>
+constexpr int kSmallSortColumns = kCtaThreads * 128 / static_cast<int>(sizeof(T)) / kN;
+template <class T, int kN, int kCtaThreads>
+constexpr int kSmallUndoColumns = kSmallSortColumns<T, kN, kCtaThreads> / 2;
+
+// The tiles of a CTA: of keys, then of values, every gridDim.x-th.
+struct TileWalk {
+  int of_side, apart, first, count;  // of_side: tiles of the keys
+  __device__ __forceinline__ TileWalk(int columns, int tile)
+      : of_side((columns + tile - 1) / tile),
+        apart(gridDim.x),
+        first(blockIdx.x),
+        count((2 * of_side - first + apart - 1) / apart) {}
+  // Of step 0 .. count - 1: 0 keys, 1 values; and which of theirs.
+  __device__ __forceinline__ int side(int step) const { return first + step * apart >= of_side; }
+  __device__ __forceinline__ int index(int step) const {
+    return first + step * apart - side(step) * of_side;
+  }
+};
+
+template <class T, int kN, int kCtaThreads>
 constexpr int sort_small_shared() {
-  return kN * (kSortStages * (kSmallColumns<T, kN> + kPad) + kN + kPad) *
+  return kN * (kSortStages * (kSmallSortColumns<T, kN, kCtaThreads> + kPad) + kN + kPad) *
          static_cast<int>(sizeof(T));
 }
 
-// CTAs that a multiprocessor's registers and shared memory hold.
-template <class T>
-constexpr int kSmallSortCtas = sizeof(T) == 4 ? 2 : 3;
-template <class T, int kN>
-constexpr int kSmallUndoCtas = sizeof(T) == 4 ? 2
-                               : kN == 64     ? 3
-                                              : 4;
-
 // Grid: shares of the columns of keys and values, heads: R is read once for both.
-template <class T, int kN>
-__global__ void __launch_bounds__(128, kSmallSortCtas<T>)
+template <class T, int kN, int kCtaThreads>
+__global__ void __launch_bounds__(kCtaThreads, kSmallSortCtas<T, kN, kCtaThreads>)
     sort_small_kernel(const __grid_constant__ AttentionCall p) {
-  constexpr int kColumns = kSmallColumns<T, kN>, kPitch = kColumns + kPad, kPitchA = kN + kPad;
+  constexpr int kColumns = kSmallSortColumns<T, kN, kCtaThreads>;
+  constexpr int kPitch = kColumns + kPad, kPitchA = kN + kPad;
   constexpr int kM = kN >= 32 ? 2 : 1;  // 16-row and 8-column tiles of a warp
-  constexpr int kTiles8 = kN * kColumns / 512 / kM;
+  constexpr int kTiles8 = kN * kColumns / (4 * kCtaThreads) / kM;
   extern __shared__ __align__(16) unsigned char shared[];
   T* const tiles = reinterpret_cast<T*>(shared);  // [stage]
   T* const a_tile = tiles + kSortStages * kN * kPitch;
@@ -101,18 +123,13 @@ __global__ void __launch_bounds__(128, kSmallSortCtas<T>)
   const int row = kN == 64 ? warp % 2 * 32 : 0;
   const int column = (kN == 64 ? warp / 2 : warp) * kTiles8 * 8;
   const int columns = h.columns();
-  const PieceWalk<T, kColumns> walk;
-  const int column_tiles = (columns + kColumns - 1) / kColumns, all = 2 * column_tiles;
-  const int share = (all + gridDim.x - 1) / gridDim.x, first = blockIdx.x * share;
-  const int steps = min(all, first + share) - first;
-  if (steps <= 0) return;
-  const bool last_share = first + steps == all;  // it may be smaller, and has the weights to make
+  const PieceWalk<T, kColumns, kCtaThreads> walk;
+  const TileWalk turns(columns, kColumns);
+  const bool last_share = blockIdx.x + 1 == gridDim.x;  // it may have a tile less: it weighs rows
   const auto load = [&](int step) {
-    if (step < steps) {
-      const bool keys = first + step < column_tiles;
-      const ColumnPlace place(p,
-                              (first + step - (keys ? 0 : column_tiles)) * kColumns + walk.column);
-      const Tokens& view = keys ? p.key : p.value;
+    if (step < turns.count) {
+      const ColumnPlace place(p, turns.index(step) * kColumns + walk.column);
+      const Tokens& view = turns.side(step) == 0 ? p.key : p.value;
       const T* const x = head_of<const T>(view, p.sequences, h.batch, h.key_head);
       T* const tile = tiles + step % kSortStages * kN * kPitch + walk.column;
       const T* const from = x + place.offset * view.token + place.d;
@@ -128,17 +145,10 @@ __global__ void __launch_bounds__(128, kSmallSortCtas<T>)
   };
   load(0);
   load(1);
-  load_relaxed<T, kN>(a_tile, p, h.flat_head,
-                      last_share ? row_weights_of(p, h.flat_head) : nullptr);
-  __syncthreads();
-  Operand<T> a[kN / 16][kM];
-#pragma unroll
-  for (int k = 0; k < kN / 16; ++k) {
-#pragma unroll
-    for (int m = 0; m < kM; ++m) load_a<kPitchA>(a[k][m], a_tile, row + m * 16, k * 16, lane);
-  }
+  load_relaxed<T, kN, kCtaThreads>(a_tile, p, h.flat_head,
+                                   last_share ? row_weights_of(p, h.flat_head) : nullptr);
 
-  for (int step = 0; step < steps; ++step) {
+  for (int step = 0; step < turns.count; ++step) {
     wait_copies<1>();
     __syncthreads();
     load(step + 2);
@@ -146,7 +156,10 @@ __global__ void __launch_bounds__(128, kSmallSortCtas<T>)
     float acc[kM][kTiles8][4] = {};
 #pragma unroll
     for (int k = 0; k < kN / 16; ++k) {
-      const auto &low = ready(a[k][0]), &high = ready(a[k][kM - 1]);
+      Operand<T> a[kM];
+#pragma unroll
+      for (int m = 0; m < kM; ++m) load_a<kPitchA>(a[m], a_tile, row + m * 16, k * 16, lane);
+      const auto &low = ready(a[0]), &high = ready(a[kM - 1]);
 #pragma unroll
       for (int n = 0; n < kTiles8; n += 2) {
         Operand<T> b;
@@ -157,8 +170,7 @@ __global__ void __launch_bounds__(128, kSmallSortCtas<T>)
       }
     }
     __syncthreads();
-    const int side = first + step < column_tiles ? 0 : 1;
-    const int c0 = (first + step - side * column_tiles) * kColumns;
+    const int side = turns.side(step), c0 = turns.index(step) * kColumns;
 #pragma unroll
     for (int m = 0; m < kM; ++m) {
 #pragma unroll
@@ -196,22 +208,23 @@ __global__ void __launch_bounds__(128, kSmallSortCtas<T>)
 }
 
 constexpr int kUndoStages = 2;
-template <class T, int kN>
+template <class T, int kN, int kCtaThreads>
 constexpr int undo_small_shared() {
-  return kN * (kUndoStages * 3 * (kSmallColumns<T, kN> / 2 + kPad) + kN + kPad) *
+  return kN * (kUndoStages * 3 * (kSmallUndoColumns<T, kN, kCtaThreads> + kPad) + kN + kPad) *
          static_cast<int>(sizeof(T));
 }
 
 // Grid: shares of the columns, heads, from the last to the first: what attention wrote last is
 // still in the second-level cache. partial [shares, B, H, rows, N].
-template <class T, int kN>
-__global__ void __launch_bounds__(128, kSmallUndoCtas<T, kN>)
+template <class T, int kN, int kCtaThreads>
+__global__ void __launch_bounds__(kCtaThreads, kSmallUndoCtas<T, kN, kCtaThreads>)
     undo_small_kernel(const __grid_constant__ AttentionCall p, float* partial) {
-  constexpr int kColumns = kSmallColumns<T, kN> / 2, kPitch = kColumns + kPad, kPitchA = kN + kPad;
-  constexpr int kSize = kN * kPitch;
-  constexpr bool kApart = kN < 64;  // warps take columns apart
-  constexpr int kM = kN >= 32 ? 2 : 1, kTiles8 = kN * kColumns / 512 / kM;  // of a warp's dx
-  constexpr int kTilesR = kN == 16 ? 2 : 4;                                 // of its dR, kM by this
+  constexpr int kColumns = kSmallUndoColumns<T, kN, kCtaThreads>;
+  constexpr int kPitch = kColumns + kPad, kPitchA = kN + kPad, kSize = kN * kPitch;
+  constexpr bool kApart = kN < 64;      // warps take columns apart
+  constexpr int kM = kN >= 32 ? 2 : 1;  // of a warp's dx, kM by kTiles8; of its dR, by kTilesR
+  constexpr int kTiles8 = kN * kColumns / (4 * kCtaThreads) / kM;
+  constexpr int kTilesR = kApart ? kN / 8 : kN * kN / (4 * kCtaThreads) / kM;
   extern __shared__ __align__(16) unsigned char shared[];
   T* const tiles = reinterpret_cast<T*>(shared);  // [stage][dx', x, dx]
   T* const a_tile = tiles + kUndoStages * 3 * kSize;
@@ -220,17 +233,15 @@ __global__ void __launch_bounds__(128, kSmallUndoCtas<T, kN>)
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int row = kApart ? 0 : warp % 2 * 32;  // of both results
   const int column = (kApart ? warp : warp / 2) * kTiles8 * 8,
-            column_r = kApart ? 0 : warp / 2 * 32;
+            column_r = kApart ? 0 : warp / 2 * kTilesR * 8;
   const int columns = h.columns();
-  const PieceWalk<T, kColumns> walk;
-  const int column_tiles = (columns + kColumns - 1) / kColumns, all = 2 * column_tiles;
-  const int share = (all + gridDim.x - 1) / gridDim.x, first = blockIdx.x * share;
-  const int steps = max(0, min(all, first + share) - first);
+  const PieceWalk<T, kColumns, kCtaThreads> walk;
+  const TileWalk turns(columns, kColumns);
 
   const auto load = [&](int step) {
-    if (step < steps) {
-      const int side = (first + step) / column_tiles;
-      const int c = (first + step) % column_tiles * kColumns + walk.column;
+    if (step < turns.count) {
+      const int side = turns.side(step);
+      const int c = turns.index(step) * kColumns + walk.column;
       const ColumnPlace place(p, c);
       T* const tile = tiles + step % kUndoStages * 3 * kSize + walk.column;
       const T* const change =
@@ -259,19 +270,10 @@ __global__ void __launch_bounds__(128, kSmallUndoCtas<T, kN>)
     commit_copies();
   };
   load(0);
-  load_relaxed<T, kN>(a_tile, p, h.flat_head);
-  __syncthreads();
-  Operand<T> a[kN / 16][kM];  // R', rows j
-#pragma unroll
-  for (int k = 0; k < kN / 16; ++k) {
-#pragma unroll
-    for (int m = 0; m < kM; ++m) {
-      load_a_transposed<kPitchA>(a[k][m], a_tile, row + m * 16, k * 16, lane);
-    }
-  }
+  load_relaxed<T, kN, kCtaThreads>(a_tile, p, h.flat_head);
 
   float dr[kM][kTilesR][4] = {};
-  for (int step = 0; step < steps; ++step) {
+  for (int step = 0; step < turns.count; ++step) {
     load(step + 1);
     wait_copies<1>();
     __syncthreads();
@@ -298,7 +300,12 @@ __global__ void __launch_bounds__(128, kSmallUndoCtas<T, kN>)
     float acc[kM][kTiles8][4] = {};
 #pragma unroll
     for (int k = 0; k < kN / 16; ++k) {
-      const auto &low = ready(a[k][0]), &high = ready(a[k][kM - 1]);
+      Operand<T> a[kM];  // R', rows j
+#pragma unroll
+      for (int m = 0; m < kM; ++m) {
+        load_a_transposed<kPitchA>(a[m], a_tile, row + m * 16, k * 16, lane);
+      }
+      const auto &low = ready(a[0]), &high = ready(a[kM - 1]);
 #pragma unroll
       for (int n = 0; n < kTiles8; n += 2) {
         Operand<T> b;
@@ -308,8 +315,7 @@ __global__ void __launch_bounds__(128, kSmallUndoCtas<T, kN>)
         if constexpr (kM == 2) mma_pair<T>(acc[1][n], acc[1][n + 1], high, right);
       }
     }
-    const int side = (first + step) / column_tiles;
-    const int c0 = (first + step) % column_tiles * kColumns;
+    const int side = turns.side(step), c0 = turns.index(step) * kColumns;
 #pragma unroll
     for (int m = 0; m < kM; ++m) {
 #pragma unroll
