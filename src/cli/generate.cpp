@@ -244,6 +244,7 @@ void add_choice_options(CLI::App& app, GenerateOptions& options) {
           ->type_name("NUMBER"),
       app.add_option("--top-k", sampling.top_k, "only the k likeliest tokens; 0: all")
           ->type_name("INT")
+          ->check(at_least(0))
           ->capture_default_str(),
       app.add_option("--top-p", sampling.top_p, "only the likeliest tokens that together reach p")
           ->type_name("NUMBER")

@@ -41,7 +41,8 @@ class ClassificationTask final : public Task {
              .metric = "accuracy",
              .higher_is_better = true,
              .labels = data_.corpus.labels,
-             .data_note = data_.note()};
+             .data_note = data_.note(),
+             .data_tokens = data_.tokens()};
   }
 
   const TaskInfo& info() const override { return info_; }

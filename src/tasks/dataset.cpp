@@ -45,6 +45,12 @@ std::string Dataset::note() const {
   return text + subsets + (corpus.note.empty() ? "" : "; " + corpus.note);
 }
 
+int64_t Dataset::tokens() const {
+  int64_t all = 0;
+  for (const auto& split : splits) all += split->tokens();
+  return all;
+}
+
 bool use_bytes(const TaskConfig& config, bool by_default) {
   if (config.tokens == "auto") return config.tokenizer.empty() && by_default;
   if (config.tokens != "bytes" && config.tokens != "pieces") {

@@ -20,6 +20,7 @@ struct Dataset {
   const std::shared_ptr<const TokenStore>& split(std::string_view name) const;  // valid or test
   // Counts, what is a subset, what stands in for what.
   std::string note() const;
+  int64_t tokens() const;  // of all splits
 };
 
 // Whether a task's texts are bytes; "auto" is resolved by the task.

@@ -36,7 +36,8 @@ class LanguageTask : public Task {
                                              : "bits_per_byte",
              .higher_is_better = false,
              .labels = {},
-             .data_note = data_.note()};
+             .data_note = data_.note(),
+             .data_tokens = data_.tokens()};
   }
 
   const TaskInfo& info() const override { return info_; }

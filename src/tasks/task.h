@@ -51,6 +51,7 @@ struct TaskInfo {
   bool higher_is_better;
   std::vector<std::string> labels;  // names of the classes
   std::string data_note;            // "" or what the data is: "generated", "IMDb, 25000 train ..."
+  int64_t data_tokens = 0;          // of all splits; 0 where they are generated
 };
 
 // One batch, row-major. A row's real tokens come first; the rest is 0.

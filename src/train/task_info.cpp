@@ -42,13 +42,10 @@ class InfoReader {
     if (!value.is_string()) fail(key, "text");
     return value.get<std::string>();
   }
-  int64_t count(const char* key) const {
-    constexpr const char* kWanted = "a whole number of at least 0";
-    const json& value = find(key, kWanted);
-    if (!value.is_number_unsigned() || value.get<uint64_t>() > uint64_t{1} << 31) {
-      fail(key, kWanted);
-    }
-    return value.get<int64_t>();
+  int64_t count(const char* key) const { return number(key, int64_t{1} << 31); }
+  // 0 where it is not written down: earlier versions did not.
+  int64_t size(const char* key) const {
+    return info_.contains(key) ? number(key, int64_t{1} << 62) : 0;
   }
   bool truth(const char* key) const {
     const json& value = find(key, "true or false");
@@ -72,6 +69,14 @@ class InfoReader {
   }
 
  private:
+  int64_t number(const char* key, int64_t most) const {
+    constexpr const char* kWanted = "a whole number of at least 0";
+    const json& value = find(key, kWanted);
+    if (!value.is_number_unsigned() || value.get<uint64_t>() > static_cast<uint64_t>(most)) {
+      fail(key, kWanted);
+    }
+    return value.get<int64_t>();
+  }
   const json& find(const char* key, const char* wanted) const {
     const auto found = info_.find(key);
     if (found == info_.end()) fail(key, wanted);
@@ -97,7 +102,8 @@ json task_info_json(const tasks::TaskInfo& info) {
           {"max_length", info.max_length},
           {"metric", info.metric},
           {"higher_is_better", info.higher_is_better},
-          {"data", info.data_note}};
+          {"data", info.data_note},
+          {"data_tokens", info.data_tokens}};
 }
 
 tasks::TaskInfo read_task_info(const fs::path& path, const std::string& remedy) {
@@ -109,7 +115,8 @@ tasks::TaskInfo read_task_info(const fs::path& path, const std::string& remedy) 
           .metric = info.text("metric"),
           .higher_is_better = info.truth("higher_is_better"),
           .labels = info.texts("labels"),
-          .data_note = info.text("data")};
+          .data_note = info.text("data"),
+          .data_tokens = info.size("data_tokens")};
 }
 
 std::optional<tasks::TaskInfo> read_run_task(const fs::path& run) {

@@ -168,10 +168,17 @@ class Run {
   void check_same_task() const {
     const auto before = read_run_task(folder_.root());
     const tasks::TaskInfo& now = task_->info();
-    if (!before || (before->vocab == now.vocab && before->labels == now.labels)) return;
-    throw Error("task.data: " + config_.task.data +
-                " has another vocabulary or other labels than " + folder_.root().string() +
-                " was trained on; resume with the data it had");
+    if (!before) return;
+    const std::string run = folder_.root().string(), rest = "; resume with the data it had";
+    if (before->vocab != now.vocab || before->labels != now.labels) {
+      throw Error("task.data: " + config_.task.data +
+                  " has another vocabulary or other labels than " + run + " was trained on" + rest);
+    }
+    if (before->data_tokens > 0 && before->data_tokens != now.data_tokens) {
+      throw Error("task.data: " + config_.task.data + " has " + std::to_string(now.data_tokens) +
+                  " tokens, and had " + std::to_string(before->data_tokens) + " when " + run +
+                  " began" + rest);
+    }
   }
 
   void write_description() {

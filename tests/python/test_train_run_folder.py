@@ -179,6 +179,20 @@ def test_data_with_other_labels_is_refused(runs: Path, tmp_path: Path) -> None:
         "trained on; resume with the data it had")
 
 
+def test_a_text_that_has_changed_is_not_gone_on_with(runs: Path, tmp_path: Path) -> None:
+    shutil.copytree(runs / "text", tmp_path / "run")
+    longer = tmp_path / "text.txt"
+    longer.write_text((runs / "text_data" / "text.txt").read_text() + " and more")
+    settings = text_task(runs / "text_data") | STEPS | {"train.steps": 40}
+    had = json.loads((tmp_path / "run" / "task.json").read_text())["info"]["data_tokens"]
+    message = failed(tmp_path / "run", settings | {"task.data": longer}, "--resume")
+    assert re.fullmatch(rf"task.data: {longer} has \d+ tokens, and had {had} when "
+                        rf"{tmp_path / 'run'} began; resume with the data it had", message)
+    moved = shutil.copy(runs / "text_data" / "text.txt", tmp_path / "moved.txt")
+    train(tmp_path / "run", settings | {"task.data": moved}, "--resume")
+    assert log_lines(tmp_path / "run")[-1]["step"] == 40
+
+
 def test_a_damaged_checkpoint_is_named(runs: Path, tmp_path: Path) -> None:
     shutil.copytree(runs / "sort", tmp_path / "run")
     damaged = checkpoints(tmp_path / "run")[-1]
