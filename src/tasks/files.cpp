@@ -25,7 +25,7 @@ void fail(const Path& file, int64_t line, const std::string& what) {
 MappedFile::MappedFile(const Path& path) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (fd < 0) fail(path, 0, std::string("cannot be opened: ") + std::strerror(errno));
-  struct stat info {};
+  struct stat info{};
   const bool readable = ::fstat(fd, &info) == 0 && S_ISREG(info.st_mode);
   size_ = readable ? static_cast<size_t>(info.st_size) : 0;
   void* data = size_ > 0 ? ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, fd, 0) : nullptr;
@@ -150,7 +150,7 @@ Key& Key::add(std::string_view text) {
 }
 
 Key& Key::add_file(const Path& path) {
-  struct stat info {};
+  struct stat info{};
   if (::stat(path.c_str(), &info) != 0) {
     fail(path, 0, std::string("cannot be read: ") + std::strerror(errno));
   }
