@@ -9,9 +9,9 @@
 // and R = exp2(x - U - V). Kept for backward: u0 v1 u1 ... vK uK, N numbers each. The last row step
 // is a softmax with a sum of its own.
 //
-// Both ways there are two forms. Where no U - u0 or V leaves -30 .. 30, which is everywhere but for
-// logits hundreds of temperatures apart, powers are taken once: K = exp2(x - u0), and a step
-// multiplies by factors of rows and columns. Elsewhere everything stays a logarithm. There U and V
+// Both ways there are two forms. Where no U - u0 or V leaves -30 .. 30, which is 21 temperatures,
+// powers are taken once: K = exp2(x - u0), and a step multiplies by factors of rows and columns.
+// Elsewhere, and without column steps, everything stays a logarithm. There U and V
 // grow as large as x, where the entries that count are near 0, and must be rounded by their own
 // size and not by that of what they are the difference of: forward takes each term off the matrix
 // itself, backward keeps U and V in two numbers each and makes x of y = logits + noise without
@@ -177,6 +177,7 @@ template <class Shape>
 __device__ __forceinline__ bool balance_by_factors(const Args& a, int64_t head,
                                                    FullMemory<Shape>& m) {
   constexpr float kSmallest = 0x1p-126f;
+  constexpr int kLook = 8;  // steps between looks at the factors
   const int n = static_cast<int>(a.p.blocks), steps = static_cast<int>(column_steps(a.p));
   float *const row_factors = m.sums, *const column_factors = m.factors;
   const RowPlace<Shape> at_row;
@@ -224,10 +225,13 @@ __device__ __forceinline__ bool balance_by_factors(const Args& a, int64_t head,
     column_terms.add(k, steps, of_column.step);
     fine &= of_row.set(row_sum());
     if (at_row.leads()) row_factors[at_row.row] = of_row.value;
-    __syncthreads();
+    if (k % kLook != 0) {
+      __syncthreads();
+    } else if (__syncthreads_and(fine) == 0) {
+      return false;
+    }
     row_terms.add(k, steps, of_row.step);
   }
-  if (steps == 0) fine &= of_row.set(row_sum());
   // The last row step, as a softmax with a sum of its own.
   const float inverse = reciprocal(of_row.sum);
   float r[Shape::kEach];
@@ -311,8 +315,10 @@ __global__ void __launch_bounds__(Shape::kThreads)
   auto& m = shared_memory<FullMemory<Shape>>();
   const int64_t head = blockIdx.x;
   load_tile<Shape>(unscaled(a), head, m.live, m.tile);
-  if (a.p.iterations == 0 || !balance_by_factors<Shape>(a, head, m)) {
-    if (a.p.iterations > 0) load_tile<Shape>(unscaled(a), head, m.live, m.tile);
+  // Without column steps rows know nothing of one another, not even which form the others need.
+  const bool coupled = column_steps(a.p) > 0;
+  if (!coupled || !balance_by_factors<Shape>(a, head, m)) {
+    if (coupled) load_tile<Shape>(unscaled(a), head, m.live, m.tile);
     balance_by_logs<Shape>(a, head, m);
   }
   __syncthreads();

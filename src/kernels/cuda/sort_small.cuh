@@ -221,7 +221,8 @@ __global__ void __launch_bounds__(kCtaThreads, kSmallUndoCtas<T, kN, kCtaThreads
     undo_small_kernel(const __grid_constant__ AttentionCall p, float* partial) {
   constexpr int kColumns = kSmallUndoColumns<T, kN, kCtaThreads>;
   constexpr int kPitch = kColumns + kPad, kPitchA = kN + kPad, kSize = kN * kPitch;
-  constexpr bool kApart = kN < 64;      // warps take columns apart
+  constexpr bool kApart = kN < 64;  // warps take columns apart
+  static_assert(!kApart || kCtaThreads == 128);
   constexpr int kM = kN >= 32 ? 2 : 1;  // of a warp's dx, kM by kTiles8; of its dR, by kTilesR
   constexpr int kTiles8 = kN * kColumns / (4 * kCtaThreads) / kM;
   constexpr int kTilesR = kApart ? kN / 8 : kN * kN / (4 * kCtaThreads) / kM;
