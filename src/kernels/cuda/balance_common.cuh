@@ -119,6 +119,13 @@ __device__ __forceinline__ float fast_exp2(float x) {
 // 1 / x, and 0 of an empty sum.
 __device__ __forceinline__ float reciprocal(float x) { return x > 0.0f ? 1.0f / x : 0.0f; }
 
+// 1 / x of a normal number to 1 ulp, and 0 of an empty sum.
+__device__ __forceinline__ float fast_reciprocal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return x > 0.0f ? y : 0.0f;
+}
+
 // log2 of a sum of powers of 2, as the largest exponent and the sum beside it.
 struct LogSum {
   float top = kNothing, sum = 0.0f;

@@ -108,13 +108,6 @@ __device__ __forceinline__ int strip_column(int e) {
   return static_cast<int>(threadIdx.x) + e * Shape::kThreads;
 }
 
-// 1 / x of a normal number to 1 ulp, and 0 of an empty sum.
-__device__ __forceinline__ float fast_reciprocal(float x) {
-  float y;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return x > 0.0f ? y : 0.0f;
-}
-
 // Numbers of the strip's rows, 0 beyond the last.
 __device__ __forceinline__ void load_strip_rows(const Strip& strip, const float* from,
                                                 float (&to)[kStripRows]) {

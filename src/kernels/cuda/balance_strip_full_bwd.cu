@@ -1,7 +1,7 @@
 // Balancing 129 to 2048 blocks with full columns, with no column step, or not at all: backward.
 //
 // It goes through the potentials u and v that forward kept, and reads nothing but x [N, N] between
-// its first launch and its last. As in balance_head_full.cu Q^k = exp2(x - u(k-1) - vk), whose
+// its first launch and its last. As in balance_head_full_bwd.cu Q^k = exp2(x - u(k-1) - vk), whose
 // columns sum to 1, and P^(k-1) = Q^k f_j, f = exp2(vk - v(k-1)), whose rows do; and Q^k = P^k h_i,
 // h = exp2(uk - u(k-1)). Let u' = du / sum_j P and v' = dv / sum_i Q, in which the rounding of u
 // and v is divided out.

@@ -1,7 +1,7 @@
 // Balancing 129 to 2048 blocks with full columns, with no column step, or not at all: forward.
 //
-// The equations are those of balance_head_full.cu. A launch each, a CTA to a slab of rows, which it
-// takes 8 at a time in registers (balance_strip_full.cuh):
+// The equations are those of balance_head_full.cuh. A launch each, a CTA to a slab of rows, which
+// it takes 8 at a time in registers (balance_strip_full.cuh):
 //
 //   start     u0_i = lse_j(x_ij);  each slab's part of lse_i(x_ij - u0_i)
 //   step k    vk_j from the parts of all slabs, each CTA for itself;

@@ -1,7 +1,7 @@
 // Balancing more than 128 blocks with full columns, with no column step, or not at all: backward.
 //
 // It goes through the potentials u and v that forward kept, and reads nothing but x [N, N], loaded
-// again, until its last launch. As in balance_head_full.cu Q^k = exp2(x - u(k-1) - vk), whose
+// again, until its last launch. As in balance_head_full_bwd.cu Q^k = exp2(x - u(k-1) - vk), whose
 // columns sum to 1, and P^(k-1) = Q^k f_j, f = exp2(vk - v(k-1)), whose rows do. Let u' = du /
 // sum_j P and v' = dv / sum_i Q, in which the rounding of u and v is divided out.
 //

@@ -1,6 +1,6 @@
 // Balancing more than 128 blocks with full columns, with no column step, or not at all: forward.
 //
-// The equations are those of balance_head_full.cu; x [N, N] lies in the result, where R takes its
+// The equations are those of balance_head_full.cuh; x [N, N] lies in the result, where R takes its
 // place in the end. A launch each:
 //
 //   start     loads x;  u0_i = lse_j(x_ij);     each chunk's part of lse_i(x_ij - u0_i)
