@@ -137,15 +137,13 @@ void add_text_options(CLI::App& app, ClassifyOptions& options) {
 Command add_classify(CLI::App& program) {
   CLI::App* app = program.add_subcommand("classify", "Label texts with a trained classifier");
   auto options = std::make_shared<ClassifyOptions>();
-  app->add_option("RUN", options->run, kRunHelp)->required()->type_name("DIR");
+  add_run_argument(*app, options->run);
   add_text_options(*app, *options);
   app->add_option("--batch", options->batch, "texts read, and then labelled, at a time")
       ->type_name("INT")
       ->check(at_least(1))
       ->capture_default_str();
-  app->add_option("--checkpoint", options->checkpoint, kCheckpointHelp)
-      ->type_name("TEXT")
-      ->capture_default_str();
+  add_checkpoint_option(*app, options->checkpoint);
   app->add_flag("--json", options->json, "print a JSON object a text, one a line");
   app->footer(
       "Examples:\n"

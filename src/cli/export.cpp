@@ -46,7 +46,7 @@ Command add_export(CLI::App& program) {
   CLI::App* app = program.add_subcommand(
       "export", "Write a trained model as one safetensors file and a config.json");
   auto options = std::make_shared<Options>();
-  app->add_option("RUN", options->run, kRunHelp)->required()->type_name("DIR");
+  add_run_argument(*app, options->run);
   app->add_option("OUT", options->request.out, "folder to write")->required()->type_name("DIR");
   app->add_option("--dtype", options->request.type, "of the weights; norms and biases stay float32")
       ->type_name("{float32,bf16,fp16}")

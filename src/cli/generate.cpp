@@ -278,15 +278,13 @@ Command add_generate(CLI::App& program) {
   CLI::App* app = program.add_subcommand(
       "generate", "Continue a text, complete or draw images, sort numbers, with a trained run");
   auto options = std::make_shared<GenerateOptions>();
-  app->add_option("RUN", options->run, kRunHelp)->required()->type_name("DIR");
+  add_run_argument(*app, options->run);
   add_prompt_options(*app, *options);
   add_length_options(*app, *options);
   add_choice_options(*app, *options);
   app->add_option("--out", options->out, "pixels: the PNG; default RUN/generate.png")
       ->type_name("FILE");
-  app->add_option("--checkpoint", options->request.checkpoint, kCheckpointHelp)
-      ->type_name("TEXT")
-      ->capture_default_str();
+  add_checkpoint_option(*app, options->request.checkpoint);
   app->footer(
       "Examples:\n"
       "  sinkhorn generate runs/book --prompt \"It was a dark\" --stream\n"

@@ -132,6 +132,16 @@ void add_device_options(CLI::App& command, const std::shared_ptr<Overrides>& ove
   add("precision", "{float32,bf16,fp16,float64}", "");
 }
 
+void add_run_argument(CLI::App& command, std::filesystem::path& run) {
+  command.add_option("RUN", run, "folder of a run or of an export")->required()->type_name("DIR");
+}
+
+void add_checkpoint_option(CLI::App& command, std::string& checkpoint) {
+  command.add_option("--checkpoint", checkpoint, "newest, best, or a checkpoint file")
+      ->type_name("TEXT")
+      ->capture_default_str();
+}
+
 CLI::Validator at_least(int64_t least) {
   const auto check = [least](const std::string& text) -> std::string {
     int64_t value = 0;
@@ -174,13 +184,11 @@ Command add_train(CLI::App& program) {
 Command add_eval(CLI::App& program) {
   CLI::App* app = program.add_subcommand("eval", "Evaluate a trained run");
   auto options = std::make_shared<EvalOptions>();
-  app->add_option("RUN", options->run, kRunHelp)->required()->type_name("DIR");
+  add_run_argument(*app, options->run);
   app->add_option("--split", options->split, "what to evaluate on")
       ->type_name("{valid,test}")
       ->capture_default_str();
-  app->add_option("--checkpoint", options->checkpoint, kCheckpointHelp)
-      ->type_name("TEXT")
-      ->capture_default_str();
+  add_checkpoint_option(*app, options->checkpoint);
   app->add_flag("--json", options->json, "print JSON");
   auto overrides = add_key_options(*app, is_of_evaluation);
   app->get_option("--train.eval_batches")->default_str("0");  // whatever training looked at
@@ -199,10 +207,8 @@ Command add_inspect(CLI::App& program) {
   CLI::App* app = program.add_subcommand(
       "inspect", "Show a run's parameters and what it learned to sort, as numbers and pictures");
   auto options = std::make_shared<InspectOptions>();
-  app->add_option("RUN", options->run, kRunHelp)->required()->type_name("DIR");
-  app->add_option("--checkpoint", options->checkpoint, kCheckpointHelp)
-      ->type_name("TEXT")
-      ->capture_default_str();
+  add_run_argument(*app, options->run);
+  add_checkpoint_option(*app, options->checkpoint);
   CLI::Option* text =
       app->add_option("--text", options->text, "an input of your own")->type_name("TEXT");
   app->add_option("--example", options->example, "number of an example of the test split")

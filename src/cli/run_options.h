@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <string>
 
 #include "cli/config.h"
 
@@ -29,7 +30,8 @@ void add_device_options(CLI::App& command, const std::shared_ptr<Overrides>& ove
 // Checks counts, and says so in words: the bounds that CLI11 names are those of a double.
 CLI::Validator at_least(int64_t least);
 
-inline constexpr const char* kRunHelp = "folder of a run or of an export";
-inline constexpr const char* kCheckpointHelp = "newest, best, or a checkpoint file";
+// What is used: RUN, and which of its checkpoints.
+void add_run_argument(CLI::App& command, std::filesystem::path& run);
+void add_checkpoint_option(CLI::App& command, std::string& checkpoint);
 
 }  // namespace sinkhorn::cli

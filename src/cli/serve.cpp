@@ -72,12 +72,10 @@ Command add_serve(CLI::App& program) {
   CLI::App* app = program.add_subcommand(
       "serve", "Show a trained language model on a local web page, and answer programs");
   auto command = std::make_shared<ServeCommand>();
-  app->add_option("RUN", command->run, kRunHelp)->required()->type_name("DIR");
+  add_run_argument(*app, command->run);
   add_address_options(*app, command->options);
   add_limit_options(*app, command->options);
-  app->add_option("--checkpoint", command->options.checkpoint, kCheckpointHelp)
-      ->type_name("TEXT")
-      ->capture_default_str();
+  add_checkpoint_option(*app, command->options.checkpoint);
   app->footer(
       "Examples:\n"
       "  sinkhorn serve runs/book        # prints the address of its page; Ctrl-C ends it\n"
