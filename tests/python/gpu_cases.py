@@ -52,7 +52,9 @@ SOME = [  # for what need not be asked of every case
     Balance("none", "full", 5, noise=True, masked=True, N=64),
     Balance("strict", "prefix", 5, noise=True, masked=True, N=65),
     Balance("inclusive", "prior", 5, noise=True, masked=True, N=130),
+    Balance("none", "full", 3, noise=True, masked=True, N=130),
     Balance("strict", "prior", 3, 1, N=300),
+    Balance("none", "full", 5, N=512),
     *(Attention(causal, combine, window, mask, B=2, H=2, L=330, block=block, D=D)
       for (causal, combine, window), mask, block, D in zip(
           cases.ATTENTION_RULES, ("right", "none", "holes", "none") * 4, (64, 32, 16, 64) * 4,

@@ -1,9 +1,10 @@
 // balance on CUDA: logits [B, H, N, N] to R of the same shape, and the gradient of the logits.
 //
-// Three forms. Up to 128 blocks one launch does all iterations of all heads, a CTA to a head
-// (balance_head_*.cu). Up to 2048 a CTA holds 8 whole rows at a time in registers, with a launch a
-// step for full columns and two for others (balance_strip_*.cu). More blocks are cut into chunks of 32 rows, which a CTA reads again and
-// again (balance_tiled_*.cu).
+// Four forms. Up to 128 blocks one launch does all iterations of all heads, a CTA to a head
+// (balance_head_*.cu). So it does up to 512 with full columns and few iterations on Hopper, a
+// cluster of CTAs to a head (balance_cluster_*.cu). Up to 2048 a CTA holds 8 whole rows at a time
+// in registers, with a launch a step for full columns and two for others (balance_strip_*.cu). More
+// blocks are cut into chunks of 32 rows, which a CTA reads again and again (balance_tiled_*.cu).
 #pragma once
 
 #include <cstdint>

@@ -16,6 +16,24 @@ __device__ __forceinline__ void team_barrier(const Slab<Shape>& slab) {
   }
 }
 
+// Halves the numbers a lane holds, until it is one, x[lane / (32 / kCount)] of some lanes, which it
+// returns. A loop over kHalf would not be unrolled.
+template <int kCount, int kHalf = kCount / 2, class Op>
+__device__ __forceinline__ float halve_lanes(float (&x)[kCount], const Op& op) {
+  constexpr int kDistance = 32 / kCount * kHalf;
+  const bool upper = (threadIdx.x & kDistance) != 0;
+#pragma unroll
+  for (int i = 0; i < kHalf; ++i) {
+    const float send = upper ? x[i] : x[i + kHalf], keep = upper ? x[i + kHalf] : x[i];
+    x[i] = op(keep, __shfl_xor_sync(0xFFFFFFFFu, send, kDistance));
+  }
+  if constexpr (kHalf > 1) {
+    return halve_lanes<kCount, kHalf / 2>(x, op);
+  } else {
+    return x[0];
+  }
+}
+
 // Reduces over a team. One barrier a call; two sets of numbers, in turn.
 template <class Shape, int kCount>
 struct TeamReducer {
@@ -27,8 +45,7 @@ struct TeamReducer {
                                               const Op& op) {
     constexpr int kLanes = 32 / kCount;  // that end up with the same number
     const int lane = threadIdx.x % 32, warp = slab.thread / 32;
-    halve<kCount / 2>(lane, x, op);
-    float own = x[0];
+    float own = halve_lanes<kCount>(x, op);
 #pragma unroll
     for (int step = kLanes / 2; step >= 1; step /= 2) {
       own = op(own, __shfl_xor_sync(0xFFFFFFFFu, own, step));
@@ -50,19 +67,6 @@ struct TeamReducer {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) x[i] = __shfl_sync(0xFFFFFFFFu, all, i);
     return all;
-  }
-
-  // Halves the numbers a lane holds, until it is one. A loop over kHalf would not be unrolled.
-  template <int kHalf, class Op>
-  static __device__ __forceinline__ void halve(int lane, float (&x)[kCount], const Op& op) {
-    constexpr int kDistance = 32 / kCount * kHalf;
-    const bool upper = (lane & kDistance) != 0;
-#pragma unroll
-    for (int i = 0; i < kHalf; ++i) {
-      const float send = upper ? x[i] : x[i + kHalf], keep = upper ? x[i + kHalf] : x[i];
-      x[i] = op(keep, __shfl_xor_sync(0xFFFFFFFFu, send, kDistance));
-    }
-    if constexpr (kHalf > 1) halve<kHalf / 2>(lane, x, op);
   }
 
   Memory& memory;
