@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "kernels/cuda/attention_bwd.cuh"
+#include "kernels/cuda/bulk.cuh"
 #include "kernels/cuda/warp_rows.cuh"
 
 namespace sinkhorn::cuda {
@@ -32,6 +33,13 @@ template <int kHalves>
 struct PairFacts {
   float sorted_log_sum[kHalves * kTile];  // for sorted positions: +inf where it sees none
   float log_sum[kHalves * kTile], delta[kHalves * kTile];
+  uint64_t arrived[2];  // a stage's barrier, of bulk copies
+};
+
+// Where the tiles come from, if by bulk copies (bulk.cuh).
+struct PairMaps {
+  bool used;
+  CUtensorMap query, grad, key, value, sorted_key, sorted_value;
 };
 
 template <class E, int kHalves>
@@ -61,7 +69,31 @@ struct PairTiles {
   }
 };
 
-// Begins to load a tile.
+// Begins to load a tile by bulk copies; one thread calls this.
+template <class E, int kHalves>
+__device__ __forceinline__ void copy_pair(const PairMaps& maps, const TilePlace& at,
+                                          const PairTiles<E, kHalves>& to, uint64_t* arrived) {
+  using Shape = PairShape<E, kHalves>;
+  expect_bytes(arrived, Shape::kStageElements * static_cast<int>(sizeof(typename E::T)));
+  const auto copy = [&](typename E::T* tile, const CUtensorMap& map, int half) {
+#pragma unroll
+    for (int panel = 0; panel < E::kPanels; ++panel) {
+      copy_box(tile + panel * E::kPanelElements, map, arrived, panel * E::kColumns,
+               at.first + half * kTile, at);
+    }
+  };
+#pragma unroll
+  for (int i = 0; i < kHalves; ++i) {
+    copy(to.query(i), maps.query, i);
+    copy(to.key(i), maps.sorted_key, i);
+    copy(to.key(kHalves + i), maps.key, i);
+    copy(to.grad(i), maps.grad, i);
+    copy(to.value(i), maps.sorted_value, i);
+    copy(to.value(kHalves + i), maps.value, i);
+  }
+}
+
+// Begins to load a tile by all threads.
 template <class E, int kHalves>
 __device__ __forceinline__ void load_pair(const AttentionCall& p, const TilePlace& at,
                                           const PairTiles<E, kHalves>& to, int group, int thread) {
