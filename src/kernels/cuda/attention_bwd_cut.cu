@@ -14,9 +14,12 @@ void launch_attention_bwd_cut(const AttentionCall& call, Stream stream) {
   const dim3 grid(call.splits, call.heads, call.batch);
   for_engine(call, [&]<class E>() {
     if constexpr (!E::kWarpsAlone && E::kWidth == 64) {
+      const auto of = [&](const Tokens& x) { return describe(call, x, call.queries, E::kColumns); };
+      const CutMaps maps = {of(call.query), of(call.grad_out), of(call.out)};
       const auto launch_groups = [&]<int kGroups>() {
         launch("attention_bwd_cut", attention_bwd_cut_kernel<E, kGroups>, grid,
-               (kGroups + 1) * kThreads, attention_bwd_cut_shared<E, kGroups>(), stream, call);
+               (kGroups + 1) * kThreads, attention_bwd_cut_shared<E, kGroups>(), stream, call,
+               maps);
       };
       if (call.rows * call.block <= kTile) {
         launch_groups.template operator()<1>();

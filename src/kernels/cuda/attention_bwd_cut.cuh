@@ -6,9 +6,10 @@
 // Mapping: a CTA has a head and every splits-th tile of 64 of its queries. A group of four warps
 // for each 64 positions holds its dk' and dv' in registers all along the walk; scores are the
 // transpose S' = K Q', as in attention_bwd.cuh. One more group feeds them: it loads q, dO and O
-// tiles ahead, makes delta, and turns the dS that the others leave in shared memory into dq. So
-// loads, products and the softmax's arithmetic of neighbouring tiles run side by side.
-// At the end a CTA leaves partial sums [split, 2, head, position, D], added in their order later.
+// tiles ahead by bulk copies (bulk.cuh), makes delta, and turns the dS that the others leave in
+// shared memory into dq. So loads, products and the softmax's arithmetic of neighbouring tiles run
+// side by side. At the end a CTA leaves partial sums [split, 2, head, position, D], added in their
+// order later.
 //
 // Barriers, each by the parity of the tile j it is about; the feeder is one tile ahead in `full`
 // and one behind in `ready`:
@@ -21,10 +22,16 @@
 #pragma once
 
 #include "kernels/cuda/attention_bwd.cuh"
+#include "kernels/cuda/bulk.cuh"
 
 namespace sinkhorn::cuda {
 
 constexpr int kCutStages = 5;
+
+// Where what is loaded all along the walk comes from.
+struct CutMaps {
+  CUtensorMap query, grad, out;
+};
 
 // What workers know of a tile of 64 queries.
 struct CutFacts {
@@ -36,14 +43,7 @@ struct CutFacts {
 template <class E, int kGroups>
 constexpr int attention_bwd_cut_shared() {  // keys, values, two dS, dq, and stages of q, dO, O
   return (4 * kGroups + 1 + 3 * kCutStages) * E::kElements * 2 +
-         kCutStages * static_cast<int>(sizeof(CutFacts));
-}
-
-// Four bytes into shared memory in the background; zeros where `valid` is false.
-__device__ __forceinline__ void copy_number_async(float* to, const float* from, bool valid) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(to)), "l"(from),
-               "r"(valid ? 4 : 0)
-               : "memory");
+         kCutStages * static_cast<int>(sizeof(CutFacts) + sizeof(uint64_t));
 }
 
 // A CTA's part of the work, and its shared memory.
@@ -53,6 +53,7 @@ struct CutWalk {
   const AttentionCall& p;
   T *keys, *values, *changes, *dq_tile, *stages;
   CutFacts* facts;
+  uint64_t* arrived;  // barriers of the stages
   int head, batch, split, tiles, positions;
   int64_t flat_head;
 
@@ -64,6 +65,7 @@ struct CutWalk {
         dq_tile(changes + 2 * kGroups * E::kElements),
         stages(dq_tile + E::kElements),  // [stage][q, dO, O]
         facts(reinterpret_cast<CutFacts*>(stages + 3 * kCutStages * E::kElements)),
+        arrived(reinterpret_cast<uint64_t*>(facts + kCutStages)),
         head(blockIdx.y),
         batch(blockIdx.z),
         split(blockIdx.x) {
@@ -94,41 +96,35 @@ struct CutWalk {
 
 // The feeder: dq.
 template <class E, int kGroups>
-__device__ __forceinline__ void feed_cut(const CutWalk<E, kGroups>& walk) {
+__device__ __forceinline__ void feed_cut(const CutWalk<E, kGroups>& walk, const CutMaps& maps) {
   using T = typename E::T;
   using Walk = CutWalk<E, kGroups>;
   const AttentionCall& p = walk.p;
   const int thread = threadIdx.x % kThreads, lane = threadIdx.x % 32, row = thread / 32 * 16;
-  const T* const query = head_of<const T>(p.query, p.sequences, walk.batch, walk.head);
-  const T* const grad = head_of<const T>(p.grad_out, p.sequences, walk.batch, walk.head);
-  const T* const out = head_of<const T>(p.out, p.sequences, walk.batch, walk.head);
   T* const grad_query = head_of<T>(p.grad_query, p.sequences, walk.batch, walk.head);
-  static_assert(kStatNumbers<T> == 1);  // copied as it is kept
   const float* const stats = stats_of<T>(p, walk.flat_head);
 
   const auto load = [&](int j) {
-    if (j < walk.tiles) {
-      const int first = walk.first_query(j), t = first + thread;
-      T* const q = walk.stage(j);
-      load_rows<E>(q, query, p.query.token, first, p.queries, p.width, nullptr, thread);
-      load_rows<E>(q + E::kElements, grad, p.grad_out.token, first, p.queries, p.width, nullptr,
-                   thread);
-      load_rows<E>(q + 2 * E::kElements, out, p.out.token, first, p.queries, p.width, nullptr,
-                   thread);
-      if (thread < kTile) {
-        CutFacts& known = walk.facts[j % kCutStages];
-        const bool valid = t < p.queries;
-        copy_number_async(known.log_sum + thread, valid ? stats + t : stats, valid);
+    if (j < walk.tiles && thread == 0) {
+      uint64_t* const arrived = &walk.arrived[j % kCutStages];
+      T* to = walk.stage(j);
+      expect_bytes(arrived, 3 * E::kElements * static_cast<int>(sizeof(T)));
+      for (const CUtensorMap* map : {&maps.query, &maps.grad, &maps.out}) {
+        copy_box(to, *map, arrived, 0, walk.first_query(j), walk.head, walk.batch);
+        to += E::kElements;
       }
     }
-    commit_copies();
+    __syncwarp();
   };
-  // A thread reads here what it has copied itself, and no other's.
+  float log_sum = INFINITY;  // of this thread's query of the next tile
+  const auto load_log_sum_of = [&](int j) {
+    const int t = walk.first_query(j) + thread;
+    const bool valid = j < walk.tiles && thread < kTile && t < p.queries;
+    log_sum = valid ? load_log_sum<T>(stats, p.queries, t) : INFINITY;
+  };
   const auto set_facts = [&](int j) {
     CutFacts& known = walk.facts[j % kCutStages];
     if (thread < kTile) {
-      const bool valid = walk.first_query(j) + thread < p.queries;
-      const float log_sum = valid ? known.log_sum[thread] : INFINITY;
       known.log_sum[thread] = log_sum;
       const int counted = __all_sync(0xFFFFFFFFu, log_sum != INFINITY);
       if (lane == 0) known.counted[thread / 32] = counted;
@@ -144,14 +140,17 @@ __device__ __forceinline__ void feed_cut(const CutWalk<E, kGroups>& walk) {
     }
   };
 
+  load_log_sum_of(0);
   for (int j = 0; j < kCutStages - 2; ++j) load(j);
   Walk::wait_at(Walk::kBegun);  // keys and values stand, for good
   for (int j = 0; j <= walk.tiles; ++j) {
     if (j < walk.tiles) {
-      wait_copies<kCutStages - 3>();
+      await_bytes(&walk.arrived[j % kCutStages], j / kCutStages % 2);
+      __syncwarp();
       set_facts(j);
-      E::publish();
+      E::publish();  // what was read here is not overtaken by what is loaded there later
       Walk::arrive_at(Walk::full(j));
+      load_log_sum_of(j + 1);
     }
     if (j > 0) Walk::wait_at(Walk::ready(j - 1));
     load(j + kCutStages - 2);  // where tile j - 2 stood
@@ -292,12 +291,18 @@ __device__ __forceinline__ void work_cut(const CutWalk<E, kGroups>& walk, int gr
 // Grid: splits, heads, sequences.
 template <class E, int kGroups>
 __global__ void __launch_bounds__((kGroups + 1) * kThreads, 1)
-    attention_bwd_cut_kernel(const __grid_constant__ AttentionCall p) {
+    attention_bwd_cut_kernel(const __grid_constant__ AttentionCall p,
+                             const __grid_constant__ CutMaps maps) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const CutWalk<E, kGroups> walk(p, shared);
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kCutStages; ++i) ready_barrier(&walk.arrived[i]);
+    E::publish();
+  }
+  __syncthreads();
   const int group = __shfl_sync(0xFFFFFFFFu, threadIdx.x / kThreads, 0);
   if (group == kGroups) {
-    feed_cut<E, kGroups>(walk);
+    feed_cut<E, kGroups>(walk, maps);
   } else {
     work_cut<E, kGroups>(walk, group);
   }

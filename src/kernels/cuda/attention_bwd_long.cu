@@ -12,7 +12,8 @@ void launch_attention_bwd_long(const AttentionCall& call, Stream stream) {
       const int blocks = call.length / kLongTokens * call.heads * call.batch;
       launch("attention_bwd_long", attention_bwd_long_kernel<E>,
              dim3(std::min(blocks, multiprocessors())), kLongThreads,
-             static_cast<int>(sizeof(LongMemory<E>)), stream, call, blocks);
+             static_cast<int>(sizeof(LongMemory<E>)), stream, call, describe(call, E::kColumns),
+             blocks);
     }
   });
 }

@@ -10,11 +10,13 @@
 // every other tile of queries, so that both have the same to leave out.
 //
 // A CTA goes from block to block; the next keys, and while it works on the first four tiles of keys
-// the next block's queries and dO, are on their way meanwhile. It has the multiprocessor to itself:
-// 226 KB, and 255 registers a thread.
+// the next block's queries and dO, are on their way meanwhile, by bulk copies (bulk.cuh). It has
+// the multiprocessor to itself: 226 KB, and 255 registers a thread.
 #pragma once
 
-#include "kernels/cuda/attention_bwd_pair_memory.cuh"
+#include "kernels/cuda/attention_bwd.cuh"
+#include "kernels/cuda/bulk.cuh"
+#include "kernels/cuda/warp_rows.cuh"
 
 namespace sinkhorn::cuda {
 
@@ -29,6 +31,7 @@ struct LongMemory {
   Tile share[kLongTiles], change[kLongTiles];      // P and dS of a tile of keys, queries in rows
   Tile key[2], value[2];                           // of this tile of keys and the next
   float log_sum[kLongTokens], delta[kLongTokens];
+  uint64_t arrived[2];  // barriers: the keys and values of a slot, and the queries that came along
 };
 
 // The tiles of keys of a block: those sorted into it, then its own.
@@ -54,34 +57,25 @@ struct LongKeys {
   }
 };
 
-// Begins to load a tile of queries and dO.
+// Begins to load tile j of the keys and values that a block sees, and with it tiles of the queries
+// and dO of the same or another block. One thread calls this.
 template <class E>
-__device__ __forceinline__ void load_long_queries(const AttentionCall& p, const TilePlace& at,
-                                                  int i, LongMemory<E>& to, int stage) {
-  using T = typename E::T;
-  const int first = at.first + i * kTile;
-  load_rows<E, kLongThreads>(to.query[stage][i], head_of<const T>(p.query, {}, at.batch, at.head),
-                             p.query.token, first, p.length, p.width, nullptr);
-  load_rows<E, kLongThreads>(to.grad[stage][i], head_of<const T>(p.grad_out, {}, at.batch, at.head),
-                             p.grad_out.token, first, p.length, p.width, nullptr);
-}
-
-// Begins to load tile j of the keys and values that a block sees.
-template <class E>
-__device__ __forceinline__ void load_long_keys(const AttentionCall& p, const TilePlace& at, int j,
-                                               LongMemory<E>& to, int slot) {
-  using T = typename E::T;
+__device__ __forceinline__ void load_long(const AttentionCall& p, const TokenMaps& maps,
+                                          const TilePlace& at, int j, int slot,
+                                          const TilePlace& queries_at, int first_query, int count,
+                                          int stage, LongMemory<E>& to) {
+  uint64_t* const arrived = &to.arrived[slot];
+  expect_bytes(arrived, (2 + 2 * count) * static_cast<int>(sizeof(typename LongMemory<E>::Tile)));
+  const auto copy = [&](typename E::T* tile, const CUtensorMap& map, const TilePlace& of,
+                        int first) { copy_box(tile, map, arrived, 0, first, of.head, of.batch); };
+  for (int i = first_query; i < first_query + count; ++i) {
+    copy(to.query[stage][i], maps.query, queries_at, queries_at.first + i * kTile);
+    copy(to.grad[stage][i], maps.grad, queries_at, queries_at.first + i * kTile);
+  }
   const LongKeys keys(p, at.first);
   const bool is_sorted = keys.is_sorted(j);
-  const int64_t sorted_at = at.flat_head(p) * p.length * p.width;
-  const T* const key = is_sorted ? static_cast<const T*>(p.sorted_key) + sorted_at
-                                 : head_of<const T>(p.key, {}, at.batch, at.head);
-  const T* const value = is_sorted ? static_cast<const T*>(p.sorted_value) + sorted_at
-                                   : head_of<const T>(p.value, {}, at.batch, at.head);
-  load_rows<E, kLongThreads>(to.key[slot], key, is_sorted ? p.width : p.key.token, keys.start(j),
-                             p.length, p.width, nullptr);
-  load_rows<E, kLongThreads>(to.value[slot], value, is_sorted ? p.width : p.value.token,
-                             keys.start(j), p.length, p.width, nullptr);
+  copy(to.key[slot], is_sorted ? maps.sorted_key : maps.key, at, keys.start(j));
+  copy(to.value[slot], is_sorted ? maps.sorted_value : maps.value, at, keys.start(j));
 }
 
 // A thread's share of what delta and the softmax need of a block: eight pieces of O, one query's
@@ -188,20 +182,31 @@ __device__ __forceinline__ void clear_sorted(const AttentionCall& p, const TileP
 
 template <class E>
 __global__ void __launch_bounds__(kLongThreads, 1)
-    attention_bwd_long_kernel(const __grid_constant__ AttentionCall p, const int blocks) {
+    attention_bwd_long_kernel(const __grid_constant__ AttentionCall p,
+                              const __grid_constant__ TokenMaps maps, const int blocks) {
   using T = typename E::T;
   extern __shared__ __align__(1024) unsigned char shared[];
   LongMemory<E>& memory = *reinterpret_cast<LongMemory<E>*>(shared);
   const int group = __shfl_sync(0xFFFFFFFFu, threadIdx.x / kThreads, 0);
   const int lane = threadIdx.x % 32, row = threadIdx.x % kThreads / 32 * 16;
 
+  if (threadIdx.x == 0) {
+    for (uint64_t& arrived : memory.arrived) ready_barrier(&arrived);
+    E::publish();
+  }
+  __syncthreads();
+  unsigned parities = 0;  // of the slots, a bit each
+  const auto await_slot = [&](int slot) {
+    await_bytes(&memory.arrived[slot], parities >> slot & 1u);
+    parities ^= 1u << slot;
+    __syncwarp();
+  };
+
   LongAhead<E> ahead;
   {
     const TilePlace at(p, blockIdx.x, kLongTokens);
-#pragma unroll
-    for (int i = 0; i < kLongTiles; ++i) load_long_queries(p, at, i, memory, 0);
-    load_long_keys(p, at, 0, memory, 0);
-    commit_copies();
+    if (threadIdx.x == 0) load_long(p, maps, at, 0, 0, at, 0, kLongTiles, 0, memory);
+    __syncwarp();
     ahead.load(p, at);
   }
   int stage = 0, slot = 0;
@@ -210,8 +215,8 @@ __global__ void __launch_bounds__(kLongThreads, 1)
     const LongKeys keys(p, at.first);
     const bool goes_on = block + gridDim.x < blocks;
     const TilePlace then(p, goes_on ? block + gridDim.x : block, kLongTokens);
-    wait_copies<0>();
-    __syncthreads();  // dO is there; nobody reads what is known of the block before
+    await_slot(slot);  // dO, and the first keys
+    __syncthreads();   // nobody reads what is known of the block before
     ahead.spread(memory, stage);
     if (goes_on) LongAhead<E>::fetch(p, then);
     if (keys.sorted == 0) clear_sorted<T>(p, at);
@@ -219,16 +224,14 @@ __global__ void __launch_bounds__(kLongThreads, 1)
     float dq[2][8][4] = {};  // of tiles `group` and group + 2 of the queries
 #pragma unroll 1
     for (int j = 0; j < keys.count; ++j, slot ^= 1) {
-      wait_copies<0>();
-      E::publish();
-      __syncthreads();  // this tile of keys is there, and the memory of the last one is free
-      if (j + 1 < keys.count) {
-        load_long_keys(p, at, j + 1, memory, slot ^ 1);
-      } else if (goes_on) {
-        load_long_keys(p, then, 0, memory, slot ^ 1);
+      if (j > 0) await_slot(slot);
+      __syncthreads();  // the memory of the last tile of keys is free
+      const bool is_last = j + 1 == keys.count;
+      if (threadIdx.x == 0 && (goes_on || !is_last)) {
+        load_long(p, maps, is_last ? then : at, is_last ? 0 : j + 1, slot ^ 1, then, j,
+                  goes_on && j < kLongTiles ? 1 : 0, stage ^ 1, memory);
       }
-      if (j < kLongTiles && goes_on) load_long_queries(p, then, j, memory, stage ^ 1);
-      commit_copies();
+      __syncwarp();
 
       const int seen_from = keys.seen_from(j);
 #pragma unroll

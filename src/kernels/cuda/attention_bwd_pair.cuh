@@ -13,8 +13,8 @@
 // memory, and never waits for it. At D <= 64 a thread has 128 registers, and two CTAs of one half
 // or one of two share a multiprocessor; at D <= 128, whose tiles and gradients are twice as large,
 // one CTA of one half has it alone. Either way 96 KB are under way on it; at D <= 32 half of that.
-// Tiles come by bulk copies where they can: of copies by threads the fence between dS' and the
-// products that read it waits for those of the next tile as well.
+// Tiles come by bulk copies (bulk.cuh): of copies by threads the fence between dS' and the products
+// that read it would wait for those of the next tile as well.
 // At D > 128 there is no room for a second stage: the next tile's loads begin when this one has
 // been read, and other CTAs have the memory in between.
 #pragma once
@@ -85,7 +85,7 @@ __device__ __forceinline__ void turn_pair(float (&s)[8][4], float (&dp)[8][4], c
 template <class E, int kHalves>
 __global__ void __launch_bounds__(PairShape<E, kHalves>::kAllThreads, PairShape<E, kHalves>::kCtas)
     attention_bwd_pair_kernel(const __grid_constant__ AttentionCall p,
-                              const __grid_constant__ PairMaps maps, const int tiles) {
+                              const __grid_constant__ TokenMaps maps, const int tiles) {
   using T = typename E::T;
   using Shape = PairShape<E, kHalves>;
   using Tiles = PairTiles<E, kHalves>;
@@ -109,19 +109,11 @@ __global__ void __launch_bounds__(PairShape<E, kHalves>::kAllThreads, PairShape<
 
   // Its memory has been read by all.
   const auto load = [&](int tile, int stage) {
-    if (maps.used) {
-      if (tile < tiles && threadIdx.x == 0) {
-        copy_pair<E, kHalves>(maps, TilePlace(p, tile, Shape::kTokens), Tiles(all_tiles, stage),
-                              &facts.arrived[stage]);
-      }
-      __syncwarp();
-      return;
+    if (tile < tiles && threadIdx.x == 0) {
+      load_pair<E, kHalves>(maps, TilePlace(p, tile, Shape::kTokens), Tiles(all_tiles, stage),
+                            &facts.arrived[stage]);
     }
-    if (tile < tiles) {
-      load_pair<E, kHalves>(p, TilePlace(p, tile, Shape::kTokens), Tiles(all_tiles, stage), group,
-                            thread);
-    }
-    commit_copies();
+    __syncwarp();
   };
   const auto load_ahead = [&](int tile) {
     if (tile < tiles) {
@@ -139,18 +131,10 @@ __global__ void __launch_bounds__(PairShape<E, kHalves>::kAllThreads, PairShape<
     const Tiles own(all_tiles, stage);
     T* const k = own.key(group);
     T* const v = own.value(group);
-    if (!maps.used) {
-      wait_copies<0>();
-      E::publish();
-    }
-    __syncthreads();  // the last tile's memory is free, and what threads copied of this is there
-    if constexpr (Shape::kStages == 2) {
-      if (maps.used) load(tile + gridDim.x, stage ^ 1);
-    }
-    if (maps.used) {
-      await_bytes(&facts.arrived[stage], parity);
-      __syncwarp();
-    }
+    __syncthreads();  // the last tile's memory is free
+    if constexpr (Shape::kStages == 2) load(tile + gridDim.x, stage ^ 1);
+    await_bytes(&facts.arrived[stage], parity);
+    __syncwarp();
     Packed share[kHalves];  // P'
 #pragma unroll
     for (int i = 0; i < kHalves; ++i) {
@@ -158,12 +142,7 @@ __global__ void __launch_bounds__(PairShape<E, kHalves>::kAllThreads, PairShape<
       E::begin();
       E::scores(s, k, own.query(i), row, lane);
       E::scores(dp, v, own.grad(i), row, lane);
-      if (i == 0) {  // while products run
-        if constexpr (Shape::kStages == 2) {
-          if (!maps.used) load(tile + gridDim.x, stage ^ 1);
-        }
-        ahead.spread(facts, own.grad(0));
-      }
+      if (i == 0) ahead.spread(facts, own.grad(0));  // while products run
       E::end();
       E::settle(s);
       E::settle(dp);

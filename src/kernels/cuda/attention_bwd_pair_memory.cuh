@@ -33,13 +33,7 @@ template <int kHalves>
 struct PairFacts {
   float sorted_log_sum[kHalves * kTile];  // for sorted positions: +inf where it sees none
   float log_sum[kHalves * kTile], delta[kHalves * kTile];
-  uint64_t arrived[2];  // a stage's barrier, of bulk copies
-};
-
-// Where the tiles come from, if by bulk copies (bulk.cuh).
-struct PairMaps {
-  bool used;
-  CUtensorMap query, grad, key, value, sorted_key, sorted_value;
+  uint64_t arrived[2];  // a stage's barrier
 };
 
 template <class E, int kHalves>
@@ -69,9 +63,9 @@ struct PairTiles {
   }
 };
 
-// Begins to load a tile by bulk copies; one thread calls this.
+// Begins to load a tile; one thread calls this.
 template <class E, int kHalves>
-__device__ __forceinline__ void copy_pair(const PairMaps& maps, const TilePlace& at,
+__device__ __forceinline__ void load_pair(const TokenMaps& maps, const TilePlace& at,
                                           const PairTiles<E, kHalves>& to, uint64_t* arrived) {
   using Shape = PairShape<E, kHalves>;
   expect_bytes(arrived, Shape::kStageElements * static_cast<int>(sizeof(typename E::T)));
@@ -79,7 +73,7 @@ __device__ __forceinline__ void copy_pair(const PairMaps& maps, const TilePlace&
 #pragma unroll
     for (int panel = 0; panel < E::kPanels; ++panel) {
       copy_box(tile + panel * E::kPanelElements, map, arrived, panel * E::kColumns,
-               at.first + half * kTile, at);
+               at.first + half * kTile, at.head, at.batch);
     }
   };
 #pragma unroll
@@ -91,39 +85,6 @@ __device__ __forceinline__ void copy_pair(const PairMaps& maps, const TilePlace&
     copy(to.value(i), maps.sorted_value, i);
     copy(to.value(kHalves + i), maps.value, i);
   }
-}
-
-// Begins to load a tile by all threads.
-template <class E, int kHalves>
-__device__ __forceinline__ void load_pair(const AttentionCall& p, const TilePlace& at,
-                                          const PairTiles<E, kHalves>& to, int group, int thread) {
-  using T = typename E::T;
-  const T* const query = head_of<const T>(p.query, {}, at.batch, at.head);
-  const T* const grad = head_of<const T>(p.grad_out, {}, at.batch, at.head);
-  // A tile of 32 columns has but 256 pieces: of 512 threads each half loads one.
-  constexpr int kAll = PairShape<E, kHalves>::kAllThreads, kPieces = kTile * E::kWidth / 8;
-  constexpr int kLoaders = std::min(kAll, kPieces), kAtOnce = kAll / kLoaders;
-  const int loader = kAtOnce == 1 ? threadIdx.x : threadIdx.x % kLoaders;
-#pragma unroll
-  for (int turn = 0; turn < kHalves; turn += kAtOnce) {
-    const int i = turn + (kAtOnce == 1 ? 0 : threadIdx.x / kLoaders);
-    load_rows<E, kLoaders>(to.query(i), query, p.query.token, at.first + i * kTile, p.length,
-                           p.width, nullptr, loader);
-    load_rows<E, kLoaders>(to.grad(i), grad, p.grad_out.token, at.first + i * kTile, p.length,
-                           p.width, nullptr, loader);
-  }
-  const bool is_sorted = group < kHalves;
-  const int first = at.first + group % kHalves * kTile;
-  const int limit = is_sorted ? p.rows * p.block : p.length;
-  const int64_t sorted_at = at.flat_head(p) * limit * p.width;
-  const T* const key = is_sorted ? static_cast<const T*>(p.sorted_key) + sorted_at
-                                 : head_of<const T>(p.key, {}, at.batch, at.head);
-  const T* const value = is_sorted ? static_cast<const T*>(p.sorted_value) + sorted_at
-                                   : head_of<const T>(p.value, {}, at.batch, at.head);
-  load_rows<E>(to.key(group), key, is_sorted ? p.width : p.key.token, first, limit, p.width,
-               nullptr, thread);
-  load_rows<E>(to.value(group), value, is_sorted ? p.width : p.value.token, first, limit, p.width,
-               nullptr, thread);
 }
 
 // A thread's share of what delta and the softmax need of a tile: one piece of O where D <= 32, two

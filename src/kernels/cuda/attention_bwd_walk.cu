@@ -13,7 +13,8 @@ void launch_walk(const AttentionCall& call, Stream stream) {
   const int runs = even_shares(heads, tiles_of(call.length), places);
   launch("attention_bwd_walk", attention_bwd_walk_kernel<E, kSorted>,
          dim3(static_cast<unsigned>(heads * runs)), kThreads,
-         attention_bwd_walk_shared<E, kSorted>(), stream, call, runs);
+         static_cast<int>(sizeof(WalkMemory<E, kSorted>)), stream, call,
+         describe(call, E::kColumns), runs);
 }
 
 }  // namespace

@@ -16,11 +16,14 @@
 //
 // Shared memory: two stages of q and dO; slots of K and V, as many as a step meets; dS' of the tile
 // in work, where dq finds it. What a slot held is stored through it, and then it takes a tile of
-// the next step, so that every copy has a whole step to arrive. dk, dv, dq, scores and dP are 160
-// registers: two CTAs share a multiprocessor, each at work while the other waits.
+// the next step, so that every copy has a whole step to arrive. They are bulk copies (bulk.cuh): of
+// copies by threads the fences between dS' and the products that read it would wait for those under
+// way as well. dk, dv, dq, scores and dP are 160 registers: two CTAs share a multiprocessor, each
+// at work while the other waits.
 #pragma once
 
 #include "kernels/cuda/attention_bwd.cuh"
+#include "kernels/cuda/bulk.cuh"
 
 namespace sinkhorn::cuda {
 
@@ -31,10 +34,18 @@ template <bool kSorted>
 constexpr int kWalkLists = kSorted ? 2 : 1;
 
 template <class E, bool kSorted>
-constexpr int attention_bwd_walk_shared() {
-  return (4 + 2 * kWalkSlots<kSorted> + 1) * E::kElements * 2 +
-         kWalkLists<kSorted> * static_cast<int>(sizeof(QueryFacts));
-}
+struct WalkMemory {
+  using Tile = typename E::T[E::kElements];
+  struct Pair {
+    Tile first, second;
+  };
+  Pair queries[2];                        // and dO, of this step and the next
+  Pair keys[kWalkSlots<kSorted>];         // and values
+  Tile changes;                           // dS'
+  QueryFacts facts[kWalkLists<kSorted>];  // local, sorted
+  // Barriers of what comes by bulk copies.
+  uint64_t queries_arrived[2], keys_arrived[kWalkSlots<kSorted>];
+};
 
 // Tiles [begin, end) of a head's, which are cut into runs of about the same length.
 struct WalkRun {
@@ -59,11 +70,11 @@ struct WalkRun {
 };
 
 // A thread's share of what delta and the softmax need of 64 queries, loaded a step ahead: O at the
-// four pieces of dO that this thread copies itself, and the statistics of one query.
+// four pieces of dO, and the statistics of one query.
 template <class E>
 struct QueryPieces {
   using T = typename E::T;
-  static constexpr int kApart = kThreads / 8;  // rows between a thread's pieces, as in load_rows
+  static constexpr int kApart = kThreads / 8;  // rows between a thread's pieces
   uint4 out[kTile / kApart];
   float log_sum;
 
@@ -82,7 +93,7 @@ struct QueryPieces {
     log_sum = asked ? load_log_sum<T>(stats, p.queries, t) : INFINITY;
   }
 
-  // Sets log_sum and delta, eight threads a row; this thread's copies of dO have arrived.
+  // Sets log_sum and delta, eight threads a row; dO has arrived.
   template <int kLists>
   __device__ __forceinline__ void turn_into(QueryFacts* facts, const T* grad) const {
     const int r = threadIdx.x / 8, c = threadIdx.x % 8 * 8;
@@ -166,48 +177,56 @@ __device__ __forceinline__ void clear(float (&x)[8][4]) {
 
 template <class E, bool kSorted>
 __global__ void __launch_bounds__(kThreads, kWalkCtas)
-    attention_bwd_walk_kernel(const __grid_constant__ AttentionCall p, const int runs) {
+    attention_bwd_walk_kernel(const __grid_constant__ AttentionCall p,
+                              const __grid_constant__ TokenMaps maps, const int runs) {
   using T = typename E::T;
+  using Memory = WalkMemory<E, kSorted>;
   constexpr int kSlots = kWalkSlots<kSorted>, kLists = kWalkLists<kSorted>;
-  // Copies are committed in the order in which they are waited for, kSlots sets of them a step; at
-  // each wait all but the oldest may be under way.
-  constexpr int kUnderWay = kSlots - 1;
   extern __shared__ __align__(1024) unsigned char shared[];
-  T* const stages = reinterpret_cast<T*>(shared);  // [stage][q, dO]
-  T* const slots = stages + 4 * E::kElements;      // [slot][k, v]
-  T* const ds = slots + 2 * kSlots * E::kElements;
-  QueryFacts* const facts = reinterpret_cast<QueryFacts*>(ds + E::kElements);  // local, sorted
+  Memory& memory = *reinterpret_cast<Memory*>(shared);
+  QueryFacts* const facts = memory.facts;
 
   const WalkRun run(p, runs);
   const Plan plan(p, run.batch);
   const int lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16;
   const int sorted_limit = p.rows * p.block;
 
-  QueryPieces<E> pieces;
-  const auto load_queries = [&](int i) {
-    if (i <= run.end && i < run.tiles) {
-      T* const to = stages + i % 2 * 2 * E::kElements;
-      load_rows<E>(to, run.rows_of<const T>(p.query), p.query.token, i * kTile, p.length, p.width,
-                   nullptr);
-      load_rows<E>(to + E::kElements, run.rows_of<const T>(p.grad_out), p.grad_out.token, i * kTile,
-                   p.length, p.width, nullptr);
-      pieces.load(p, run.rows_of<const T>(p.out), stats_of<T>(p, run.flat_head(p)), i * kTile);
+  if (threadIdx.x == 0) {
+    for (uint64_t& arrived : memory.queries_arrived) ready_barrier(&arrived);
+    for (uint64_t& arrived : memory.keys_arrived) ready_barrier(&arrived);
+    E::publish();
+  }
+  __syncthreads();
+  const auto copy = [&](typename Memory::Pair& to, uint64_t* arrived, const CUtensorMap& first,
+                        const CUtensorMap& second, int i) {
+    if (threadIdx.x == 0) {
+      expect_bytes(arrived, sizeof(typename Memory::Pair));
+      copy_box(to.first, first, arrived, 0, i * kTile, run.head, run.batch);
+      copy_box(to.second, second, arrived, 0, i * kTile, run.head, run.batch);
     }
+    __syncwarp();
   };
-  const auto load_keys = [&](int i, T* to) {
+  // Each of these is awaited once if it began, before the next one into the same place.
+  QueryPieces<E> pieces;
+  const auto has_queries = [&](int i) { return i <= run.end && i < run.tiles; };
+  const auto load_queries = [&](int i) {
+    if (!has_queries(i)) return;
+    copy(memory.queries[i % 2], &memory.queries_arrived[i % 2], maps.query, maps.grad, i);
+    pieces.load(p, run.rows_of<const T>(p.out), stats_of<T>(p, run.flat_head(p)), i * kTile);
+  };
+  const auto load_keys = [&](int i, int slot) {
     if (i < 0 || i >= run.end) return;
-    load_rows<E>(to, run.rows_of<const T>(p.key), p.key.token, i * kTile, p.length, p.width,
-                 nullptr);
-    load_rows<E>(to + E::kElements, run.rows_of<const T>(p.value), p.value.token, i * kTile,
-                 p.length, p.width, nullptr);
+    copy(memory.keys[slot], &memory.keys_arrived[slot], maps.key, maps.value, i);
   };
-  const auto load_sorted = [&](int i, T* to) {
+  const auto load_sorted = [&](int i, int slot) {
     if (i >= run.end) return;
-    const int64_t at = run.flat_head(p) * sorted_limit * p.width;
-    load_rows<E>(to, static_cast<const T*>(p.sorted_key) + at, p.width, i * kTile, sorted_limit,
-                 p.width, nullptr);
-    load_rows<E>(to + E::kElements, static_cast<const T*>(p.sorted_value) + at, p.width, i * kTile,
-                 sorted_limit, p.width, nullptr);
+    copy(memory.keys[slot], &memory.keys_arrived[slot], maps.sorted_key, maps.sorted_value, i);
+  };
+  unsigned parities = 0;  // of the slots, a bit each
+  const auto await_slot = [&](int slot) {
+    await_bytes(&memory.keys_arrived[slot], parities >> slot & 1u);
+    parities ^= 1u << slot;
+    __syncwarp();
   };
   // 16 rows a warp, through a tile that no product reads any more.
   const auto store = [&](T* tile, const float(&x)[8][4], float factor, const Tokens& to, int i) {
@@ -215,81 +234,77 @@ __global__ void __launch_bounds__(kThreads, kWalkCtas)
                       p.length, p.width);
   };
 
-  T *previous = slots, *own = slots + 2 * E::kElements, *sorted = slots + 4 * E::kElements;
+  int previous = 0, own = 1, sorted = kSlots - 1;
   load_keys(run.begin - 1, previous);
   load_queries(run.begin);
-  commit_copies();
-  if constexpr (kSorted) {
-    load_sorted(run.begin, sorted);
-    commit_copies();
-  }
+  if constexpr (kSorted) load_sorted(run.begin, sorted);
   load_keys(run.begin, own);
-  commit_copies();
 
   float dk[8][4] = {}, dv[8][4] = {};  // of tile i - 1, without the queries of tile i
 #pragma unroll 1
   for (int i = run.begin; i <= run.end; ++i) {
     const int first = i * kTile;
-    T* const q = stages + i % 2 * 2 * E::kElements;
-    const WalkStep<E> step{q, q + E::kElements, ds, p.scale * kLog2E, row, lane};
+    auto& queries = memory.queries[i % 2];
+    const WalkStep<E> step{queries.first, queries.second, memory.changes, p.scale * kLog2E, row,
+                           lane};
     Packed share, change;
     float dq[8][4];
 
-    wait_copies<kUnderWay>();  // the queries
+    if (has_queries(i)) {
+      await_bytes(&memory.queries_arrived[i % 2], (i - run.begin) / 2 % 2);
+      __syncwarp();
+    }
+    if (i == run.begin && i > 0) await_slot(previous);
     pieces.template turn_into<kLists>(facts, step.g);
     const bool sees_previous = set_seen(facts[0], plan, List::kLocal, first, first - kTile);
     const bool sees_sorted =
         !kSorted || set_seen(facts[kLists - 1], plan, List::kSorted, first, first);
-    E::publish();
-    const bool all_previous = __syncthreads_and(sees_previous) != 0;  // queries and facts are there
+    E::publish();  // what was stored through the queries' place a step ago
+    const bool all_previous = __syncthreads_and(sees_previous) != 0;  // facts are there
     load_queries(i + 1);
-    commit_copies();
 
     if (i > 0 && i < run.tiles) {
-      step.turn(share, change, previous, facts[0], all_previous, first - kTile);
+      step.turn(share, change, memory.keys[previous].first, facts[0], all_previous, first - kTile);
       clear(dq);
-      step.add(dk, dv, dq, share, change, previous);
+      step.add(dk, dv, dq, share, change, memory.keys[previous].first);
     } else {
       clear(dq);
     }
-    wait_copies<kUnderWay>();  // the sorted positions, or without a sort the tile's own keys
-    E::publish();
+    if (i < run.end) await_slot(kSorted ? sorted : own);
     [[maybe_unused]] const bool all_sorted =
         __syncthreads_and(sees_sorted) != 0;  // keys and dS' have been read
     if (i > run.begin) {
-      store(previous, dk, p.scale, p.grad_key, i - 1);
-      store(previous + E::kElements, dv, 1.0f, p.grad_value, i - 1);
+      store(memory.keys[previous].first, dk, p.scale, p.grad_key, i - 1);
+      store(memory.keys[previous].second, dv, 1.0f, p.grad_value, i - 1);
     }
     if (i == run.end) break;
 
     if constexpr (kSorted) {
-      step.turn(share, change, sorted, facts[1], all_sorted, first);
+      auto& keys = memory.keys[sorted];
+      step.turn(share, change, keys.first, facts[1], all_sorted, first);
       load_sorted(i + 1, previous);  // all threads had stored from it when dS' was there
-      commit_copies();
       clear(dk);
       clear(dv);
-      step.add(dk, dv, dq, share, change, sorted);
-      wait_copies<kUnderWay>();  // the tile's own keys
-      E::publish();
+      step.add(dk, dv, dq, share, change, keys.first);
+      await_slot(own);
       __syncthreads();  // keys and dS' have been read
       const int64_t at = run.flat_head(p) * sorted_limit * p.width;
-      store_rows<E, 64>(sorted, dk, p.scale, p.scale, row, lane,
+      store_rows<E, 64>(keys.first, dk, p.scale, p.scale, row, lane,
                         static_cast<T*>(p.grad_sorted_key) + at, p.width, first, sorted_limit,
                         p.width);
-      store_rows<E, 64>(sorted + E::kElements, dv, 1.0f, 1.0f, row, lane,
+      store_rows<E, 64>(keys.second, dv, 1.0f, 1.0f, row, lane,
                         static_cast<T*>(p.grad_sorted_value) + at, p.width, first, sorted_limit,
                         p.width);
     }
 
-    T* const freed = kSorted ? sorted : previous;
-    step.turn(share, change, own, facts[0], false, first);
+    const int freed = kSorted ? sorted : previous;
+    step.turn(share, change, memory.keys[own].first, facts[0], false, first);
     load_keys(i + 1, freed);  // all threads had stored from it when dS' was there
-    commit_copies();
     clear(dk);
     clear(dv);
-    step.add(dk, dv, dq, share, change, own);
+    step.add(dk, dv, dq, share, change, memory.keys[own].first);
     __syncthreads();  // queries and dS' have been read
-    store(q, dq, p.scale, p.grad_query, i);
+    store(queries.first, dq, p.scale, p.grad_query, i);
 
     if constexpr (kSorted) sorted = previous;
     previous = own;

@@ -24,12 +24,14 @@
 // (b = 256: a sixteenth of 1,048,576 tokens; `pair` takes 210 at D = 128, where the general ones
 // took 573); what these replaced (attention_fwd at a sort, `together`, the general ones at a window
 // of 1) at 82822a9. `cut`, `plain`, `pair`, `long` and `walk` are Hopper's, for half types without
-// masks, weights or dropout: the common cases (with a sort at b = 64 they move 3.8 TB/s of 4.1).
-// `plain` and `pair` are for D <= 64 or where said so more, in tiles of 32 columns and up; the
-// others for D in (32, 64]. `together` is for D <= 64 in half types. The rest is instantiated for
-// widths 32, 64, 128 and 256 (for_engine), and for float32 to 128 (for_float_engine). Key tiles are
-// 64 positions throughout: with 128, D = 64 in backward takes more registers than two CTAs have.
+// masks, weights, dropout or rows on top of one another: the common cases (with a sort at b = 64
+// they move 3.8 TB/s of 4.1). `plain` and `pair` are for D <= 64 or where said so more, in tiles of
+// 32 columns and up; the others for D in (32, 64]. `together` is for D <= 64 in half types. The
+// rest is instantiated for widths 32, 64, 128 and 256 (for_engine), and for float32 to 128
+// (for_float_engine). Key tiles are 64 positions throughout: with 128, D = 64 in backward takes
+// more registers than two CTAs have.
 #include "kernels/cuda/attention_cut.cuh"
+#include "kernels/cuda/bulk.cuh"
 #include "kernels/cuda/sort.h"
 
 namespace sinkhorn::cuda {
@@ -57,6 +59,10 @@ bool takes_cut(const AttentionCall& call) {
   return call.sortcut && int64_t{call.rows} * call.block <= kCutPositions && is_common(call) &&
          !is_narrow(call);
 }
+bool takes_bwd_cut(const AttentionCall& call) {
+  const auto fine = [&](const Tokens& x) { return can_describe(call, x, call.queries); };
+  return takes_cut(call) && fine(call.query) && fine(call.grad_out) && fine(call.out);
+}
 // No window; a block is a tile, two tiles or a part of one.
 bool sees_whole_tiles(const AttentionCall& call) {
   return !call.sortcut && call.window == 0 && has_one_softmax(call) &&
@@ -68,13 +74,13 @@ bool takes_together(const AttentionCall& call) {
 // Two tiles a block leave no room for rows of more than 64 numbers.
 bool takes_pair(const AttentionCall& call) {
   return sees_whole_tiles(call) && call.rows > 0 &&
-         is_common(call, fills_tiles(call) ? kMaxWidth : 64);
+         is_common(call, fills_tiles(call) ? kMaxWidth : 64) && can_describe(call);
 }
 // No window; a block is several pairs of tiles, and all of them are full.
 bool takes_long(const AttentionCall& call) {
   return !call.sortcut && call.window == 0 && call.rows > 0 && has_one_softmax(call) &&
          call.block > 2 * kTile && call.block % (2 * kTile) == 0 && call.length % call.block == 0 &&
-         is_common(call);
+         is_common(call) && can_describe(call);
 }
 bool takes_bwd_long(const AttentionCall& call) {
   return call.block == kLongBlock && takes_long(call) && !is_narrow(call);
@@ -82,7 +88,8 @@ bool takes_bwd_long(const AttentionCall& call) {
 // A window that reaches no further than the tile before, and no later.
 bool sees_tile_before(const AttentionCall& call) {
   return !call.sortcut && call.causal != Causal::kNone && fills_tiles(call) && call.window > 0 &&
-         call.window <= kTile / call.block && has_one_softmax(call) && is_common(call);
+         call.window <= kTile / call.block && has_one_softmax(call) && is_common(call) &&
+         can_describe(call);
 }
 bool takes_plain(const AttentionCall& call) {
   return takes_pair(call) || takes_long(call) || sees_tile_before(call);
@@ -121,19 +128,19 @@ void launch_attention_fwd(const AttentionCall& call, Stream stream) {
 
 int sortcut_splits(const AttentionCall& call) {
   constexpr int kQueriesOfSplit = 1024, kMost = 64;
-  if (takes_cut(call)) return bwd_cut_splits(call);
+  if (takes_bwd_cut(call)) return bwd_cut_splits(call);
   return std::clamp(call.queries / kQueriesOfSplit, 1, kMost);
 }
 
 bool keeps_delta(const AttentionCall& call) {
   return call.type == Type::kFloat32 ||
-         !(takes_cut(call) || takes_pair(call) || takes_bwd_long(call) || takes_together(call) ||
-           takes_walk(call));
+         !(takes_bwd_cut(call) || takes_pair(call) || takes_bwd_long(call) ||
+           takes_together(call) || takes_walk(call));
 }
 
 void launch_attention_bwd(const AttentionCall& call, Stream stream) {
   if (call.type == Type::kFloat32) return launch_attention_bwd_float(call, stream);
-  if (takes_cut(call)) return launch_attention_bwd_cut(call, stream);
+  if (takes_bwd_cut(call)) return launch_attention_bwd_cut(call, stream);
   if (takes_pair(call)) return launch_attention_bwd_pair(call, stream);
   if (takes_bwd_long(call)) return launch_attention_bwd_long(call, stream);
   if (takes_together(call)) return launch_attention_bwd_together(call, stream);

@@ -4,27 +4,9 @@
 #include "kernels/cuda/attention_launch.cuh"
 
 namespace sinkhorn::cuda {
-namespace {
-
-// columns: those of a panel.
-bool describe_all(PlainMaps& maps, const AttentionCall& call, int columns) {
-  const int positions = call.rows * call.block;
-  const int64_t head = int64_t{positions} * call.width;
-  const auto sorted = [&](void* data) { return Tokens{data, head * call.heads, head, call.width}; };
-  return describe(maps.query, call, call.query, call.length, columns) &&
-         describe(maps.key, call, call.key, call.length, columns) &&
-         describe(maps.value, call, call.value, call.length, columns) &&
-         (call.rows == 0 ||
-          (describe(maps.sorted_key, call, sorted(call.sorted_key), positions, columns) &&
-           describe(maps.sorted_value, call, sorted(call.sorted_value), positions, columns)));
-}
-
-}  // namespace
-
 void launch_attention_fwd_plain(const AttentionCall& call, Stream stream) {
   for_hopper_engine<kMaxWidth>(call, [&]<class E>() {
-    PlainMaps maps{};
-    if (!describe_all(maps, call, E::kColumns)) return launch_attention_fwd_general(call, stream);
+    const TokenMaps maps = describe(call, E::kColumns);
     const auto go = [&]<class F>() {
       const int groups = (call.length + F::kTokens - 1) / F::kTokens * call.heads * call.batch;
       launch_early(numbers_of(call), "attention_fwd_plain", attention_fwd_plain_kernel<F>,

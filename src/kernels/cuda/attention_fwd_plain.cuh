@@ -75,11 +75,6 @@ __device__ __forceinline__ TilePlace place_of(const AttentionCall& p, int n, int
   return TilePlace(p, groups - 1 - n, F::kTokens);
 }
 
-// Where the tiles come from.
-struct PlainMaps {
-  CUtensorMap query, key, value, sorted_key, sorted_value;
-};
-
 template <class F>
 struct PlainMemory {
   using Tile = typename F::E::T[F::E::kElements];
@@ -96,7 +91,7 @@ template <class F>
 struct PlainLoads {
   using E = typename F::E;
   const AttentionCall& p;
-  const PlainMaps& maps;
+  const TokenMaps& maps;
   PlainMemory<F>& memory;
   int groups;
   int group = blockIdx.x, j = 0, turn = 0, slot = 0;  // next is key tile j of this group
@@ -104,7 +99,7 @@ struct PlainLoads {
   TilePlace at = place_of<F>(p, group, groups);
   typename F::Keys keys{p, at.first};
 
-  __device__ __forceinline__ PlainLoads(const AttentionCall& p_, const PlainMaps& maps_,
+  __device__ __forceinline__ PlainLoads(const AttentionCall& p_, const TokenMaps& maps_,
                                         PlainMemory<F>& memory_, int groups_)
       : p(p_), maps(maps_), memory(memory_), groups(groups_) {}
 
@@ -113,7 +108,7 @@ struct PlainLoads {
 #pragma unroll
     for (int panel = 0; panel < E::kPanels; ++panel) {
       copy_box(tile + panel * E::kPanelElements, map, &memory.arrived[slot], panel * E::kColumns,
-               first, at);
+               first, at.head, at.batch);
     }
   }
   // Begins the next load, if there is one; its slot has been read by all.
@@ -179,7 +174,7 @@ __device__ __forceinline__ void store_plain(const AttentionCall& p, const TilePl
 template <class F>
 __global__ void __launch_bounds__(F::kAllThreads, F::kCtas)
     attention_fwd_plain_kernel(const __grid_constant__ AttentionCall p,
-                               const __grid_constant__ PlainMaps maps, const int groups) {
+                               const __grid_constant__ TokenMaps maps, const int groups) {
   using E = typename F::E;
   using T = typename E::T;
   begin_early();

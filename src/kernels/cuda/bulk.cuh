@@ -16,20 +16,33 @@
 
 namespace sinkhorn::cuda {
 
-// Describes [batch, heads, positions, width] of a half type to the hardware, and that it is fetched
-// by 64 rows of so many columns; false if that cannot be described, which takes sizes or strides
-// beyond its limits.
-inline bool describe(CUtensorMap& map, const AttentionCall& call, const Tokens& x, int positions,
-                     int columns) {
-  static const auto encode = [] {
+// The driver's function that describes a tensor to the hardware, or null.
+inline auto tensor_describer() {
+  static const auto found = [] {
     constexpr const char* kName = "cuTensorMapEncodeTiled";
-    void* found = nullptr;
+    void* function = nullptr;
     cudaDriverEntryPointQueryResult result{};
-    check(cudaGetDriverEntryPointByVersion(kName, &found, 12000, cudaEnableDefault, &result),
+    check(cudaGetDriverEntryPointByVersion(kName, &function, 12000, cudaEnableDefault, &result),
           kName);
-    return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(found);
+    return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
   }();
-  if (encode == nullptr) return false;
+  return found;
+}
+
+// Whether describe() can: not where rows, heads or sequences lie on top of one another.
+inline bool can_describe(const AttentionCall& call, const Tokens& x, int positions) {
+  constexpr int64_t kMost = int64_t{1} << 39;  // numbers from one to the next
+  const auto fine = [](int size, int64_t stride) {
+    return size == 1 || (stride > 0 && stride < kMost);
+  };
+  return fine(positions, x.token) && fine(call.heads, x.head) && fine(call.batch, x.batch) &&
+         tensor_describer() != nullptr;
+}
+
+// Describes [batch, heads, positions, width] of a half type to the hardware, and that it is fetched
+// by 64 rows of so many columns.
+inline CUtensorMap describe(const AttentionCall& call, const Tokens& x, int positions,
+                            int columns) {
   const auto bytes = [&](int size, int64_t stride) {  // that of a dimension of size 1 is arbitrary
     return static_cast<cuuint64_t>(size == 1 ? call.width : stride) * 2;
   };
@@ -42,9 +55,49 @@ inline bool describe(CUtensorMap& map, const AttentionCall& call, const Tokens& 
   const auto swizzle = columns == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B;
   const auto type = call.type == Type::kBFloat16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
                                                  : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
-  return encode(&map, type, 4, x.data, sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
-                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+  // Makes the card's context this thread's: those that run backward begin without one.
+  int device = 0;
+  check(cudaGetDevice(&device), "attention");
+  check(cudaSetDevice(device), "attention");
+  CUtensorMap map;
+  const CUresult result = tensor_describer()(
+      &map, type, 4, x.data, sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
+      CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  check(result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue, "attention");
+  return map;
+}
+
+// Where the tiles of a call come from: sorted blocks where there is a sort, dO in backward.
+struct TokenMaps {
+  CUtensorMap query, key, value, sorted_key, sorted_value, grad;
+};
+
+// Whether all of them can be described.
+inline bool can_describe(const AttentionCall& call) {
+  return can_describe(call, call.query, call.length) && can_describe(call, call.key, call.length) &&
+         can_describe(call, call.value, call.length) &&
+         (call.grad_out.data == nullptr || can_describe(call, call.grad_out, call.length));
+}
+
+// columns: those of a panel.
+inline TokenMaps describe(const AttentionCall& call, int columns) {
+  TokenMaps maps{};
+  maps.query = describe(call, call.query, call.length, columns);
+  maps.key = describe(call, call.key, call.length, columns);
+  maps.value = describe(call, call.value, call.length, columns);
+  if (call.rows > 0) {
+    const int positions = call.rows * call.block;
+    const int64_t head = int64_t{positions} * call.width;
+    const auto of = [&](void* data) {
+      return describe(call, {data, head * call.heads, head, call.width}, positions, columns);
+    };
+    maps.sorted_key = of(call.sorted_key);
+    maps.sorted_value = of(call.sorted_value);
+  }
+  if (call.grad_out.data != nullptr) {
+    maps.grad = describe(call, call.grad_out, call.length, columns);
+  }
+  return maps;
 }
 
 // A barrier in shared memory that one thread's copies complete, again and again. The thread that
@@ -80,12 +133,12 @@ __device__ __forceinline__ void await_bytes(uint64_t* barrier, int parity) {
 // Asks for 64 rows of as many numbers as the map says, from `column` of position `first` on, which
 // may lie outside.
 __device__ __forceinline__ void copy_box(void* to, const CUtensorMap& map, uint64_t* barrier,
-                                         int column, int first, const TilePlace& at) {
+                                         int column, int first, int head, int batch) {
 #if SINKHORN_HOPPER
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], "
       "[%1, {%3, %4, %5, %6}], [%2];" ::"r"(shared_address(to)),
-      "l"(&map), "r"(shared_address(barrier)), "r"(column), "r"(first), "r"(at.head), "r"(at.batch)
+      "l"(&map), "r"(shared_address(barrier)), "r"(column), "r"(first), "r"(head), "r"(batch)
       : "memory");
 #endif
 }
