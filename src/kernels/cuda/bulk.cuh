@@ -29,20 +29,10 @@ inline auto tensor_describer() {
   return found;
 }
 
-// Whether describe() can: not where rows, heads or sequences lie on top of one another.
-inline bool can_describe(const AttentionCall& call, const Tokens& x, int positions) {
-  constexpr int64_t kMost = int64_t{1} << 39;  // numbers from one to the next
-  const auto fine = [](int size, int64_t stride) {
-    return size == 1 || (stride > 0 && stride < kMost);
-  };
-  return fine(positions, x.token) && fine(call.heads, x.head) && fine(call.batch, x.batch) &&
-         tensor_describer() != nullptr;
-}
-
 // Describes [batch, heads, positions, width] of a half type to the hardware, and that it is fetched
 // by 64 rows of so many columns.
-inline CUtensorMap describe(const AttentionCall& call, const Tokens& x, int positions,
-                            int columns) {
+inline CUresult try_describe(CUtensorMap& map, const AttentionCall& call, const Tokens& x,
+                             int positions, int columns) {
   const auto bytes = [&](int size, int64_t stride) {  // that of a dimension of size 1 is arbitrary
     return static_cast<cuuint64_t>(size == 1 ? call.width : stride) * 2;
   };
@@ -55,15 +45,42 @@ inline CUtensorMap describe(const AttentionCall& call, const Tokens& x, int posi
   const auto swizzle = columns == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B;
   const auto type = call.type == Type::kBFloat16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
                                                  : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
-  // Makes the card's context this thread's: those that run backward begin without one.
-  int device = 0;
-  check(cudaGetDevice(&device), "attention");
-  check(cudaSetDevice(device), "attention");
+  return tensor_describer()(&map, type, 4, x.data, sizes, strides, box, steps,
+                            CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
+                            CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+}
+
+// Whether describe() can: not where rows, heads or sequences lie on top of one another.
+inline bool can_describe(const AttentionCall& call, const Tokens& x, int positions) {
+  constexpr int64_t kMost = int64_t{1} << 39;  // numbers from one to the next
+  const auto fine = [](int size, int64_t stride) {
+    return size == 1 || (stride > 0 && stride < kMost);
+  };
+  if (!fine(positions, x.token) || !fine(call.heads, x.head) || !fine(call.batch, x.batch)) {
+    return false;
+  }
+  // The driver wants the card's context to be this thread's. Threads that run backward begin
+  // without one, until something is launched or the card is set.
+  static thread_local bool works = false;
+  if (!works && tensor_describer() != nullptr) {
+    int device = 0;
+    check(cudaGetDevice(&device), "attention");
+    check(cudaSetDevice(device), "attention");
+    CUtensorMap map;
+    works = try_describe(map, call, x, positions, 32) == CUDA_SUCCESS;
+  }
+  return works;
+}
+
+// Of what can be.
+inline CUtensorMap describe(const AttentionCall& call, const Tokens& x, int positions,
+                            int columns) {
   CUtensorMap map;
-  const CUresult result = tensor_describer()(
-      &map, type, 4, x.data, sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
-      CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  check(result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue, "attention");
+  const CUresult result = try_describe(map, call, x, positions, columns);
+  if (result != CUDA_SUCCESS) {
+    throw std::runtime_error("attention: the driver cannot describe a tensor (error " +
+                             std::to_string(static_cast<int>(result)) + ")");
+  }
   return map;
 }
 
