@@ -9,23 +9,25 @@
 //                             a sort and such a window                    64 queries
 //   attention_fwd             everything else                             64 queries         120
 // Backward
-//   attention_bwd_cut         sortcut, rows * b <= 128                    64 queries         117
+//   attention_bwd_cut         sortcut, rows * b <= 128                    64 queries         109
 //   attention_bwd_pair        a sort, no window, 64 % b == 0, any D       64 tokens          208
-//                             a sort, no window, b = 128                  128 tokens         262
-//   attention_bwd_long        a sort, no window, b = 256                  256 tokens         531
+//                             a sort, no window, b = 128                  128 tokens         257
+//   attention_bwd_long        a sort, no window, b = 256                  256 tokens         501
 //   attention_bwd_together    no window, 64 % b == 0 or b = 128           64, 128 tokens   -, 495
-//   attention_bwd_walk        a window within the tile before, causal,    a run of 64s       164
+//   attention_bwd_walk        a window within the tile before, causal,    a run of 64s       153
 //                             with and without a sort
 //   attention_bwd_queries,    everything else                             64 of either  252 + 253
 //   attention_bwd_keys
 //
-// Measured: on the H200, bf16, 65,536 tokens of 8 heads, D = 64; `cut`, `walk` and b = 64 at
-// f665537 (`plain` then loaded by cp.async), the rest of `plain`, `pair` and `long` at dd7af67
-// (b = 256: a sixteenth of 1,048,576 tokens; `pair` takes 210 at D = 128, where the general ones
-// took 573); what these replaced (attention_fwd at a sort, `together`, the general ones at a window
-// of 1) at 82822a9. `cut`, `plain`, `pair`, `long` and `walk` are Hopper's, for half types without
-// masks, weights, dropout or rows on top of one another: the common cases (with a sort at b = 64
-// they move 3.8 TB/s of 4.1). `plain` and `pair` are for D <= 64 or where said so more, in tiles of
+// Measured: on the H200, bf16, 65,536 tokens of 8 heads, D = 64; forward's `cut` and b = 64 at
+// f665537 (`plain` then loaded by cp.async), the rest of `plain` at dd7af67, backward's `cut`,
+// `pair`, `long` and `walk` after 5815d5b (b = 256: a sixteenth of 1,048,576 tokens; `pair` takes
+// 210 at D = 128, where the general ones took 573); what these replaced (attention_fwd at a sort,
+// `together`, the general ones at a window of 1) at 82822a9.
+//
+// `cut`, `plain`, `pair`, `long` and `walk` are Hopper's, for half types without masks, weights,
+// dropout or rows on top of one another: the common cases (with a sort at b = 64 they move 3.8 TB/s
+// of 4.1). `plain` and `pair` are for D <= 64 or where said so more, in tiles of
 // 32 columns and up; the others for D in (32, 64]. `together` is for D <= 64 in half types. The
 // rest is instantiated for widths 32, 64, 128 and 256 (for_engine), and for float32 to 128
 // (for_float_engine). Key tiles are 64 positions throughout: with 128, D = 64 in backward takes
