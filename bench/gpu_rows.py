@@ -20,6 +20,7 @@ class Row:
     block: int
     kind: str = "sinkhorn"  # sinkhorn, window, sortcut
     columns: str = "full"  # prefix and prior: causal = strict
+    window: int = 0  # blocks before the own one that are seen beside the sorted one
     forward_goal: float | None = None  # ms
     goal: float | None = None  # ms, forward + backward
     given: bool = False  # `sort` is an input: no balancing
@@ -29,7 +30,8 @@ class Row:
     def __str__(self) -> str:
         name = {"sinkhorn": "", "window": "window 1 strict, ", "sortcut": "sortcut 2, "}[self.kind]
         causal = "" if self.columns == "full" else f", strict {self.columns}"
-        return (f"{name}L = {self.length}, b = {self.block}{causal}"
+        window = f", window {self.window}" if self.window > 0 else ""
+        return (f"{name}L = {self.length}, b = {self.block}{causal}{window}"
                 + (", sort given" if self.given else "")
                 + (f", D = {self.width}" if self.width != D else "")
                 + (", float32" if self.dtype == torch.float32 else ""))
@@ -63,6 +65,7 @@ ROWS = [
     Row(1024, 64, goal=0.65),
     Row(1024, 64, columns="prefix", goal=0.65),
     Row(1024, 64, columns="prior", goal=0.65),
+    Row(4096, 64, columns="prior", window=1),  # the preset `default`
     Row(4096, 64, "window", goal=0.45),
     Row(65536, 64, "sortcut", goal=0.5),
     Row(65536, 64, "sortcut", goal=0.5, given=True),
@@ -111,10 +114,11 @@ class Problem:
             return sinkhorn.attention(q, k, v, None, row.block, "strict", window=1)
         sort = self.sort
         if sort is None:
-            sort = sinkhorn.balance(self.logits, ITERATIONS, TEMPERATURE, causal, row.columns)
+            sort = sinkhorn.balance(self.logits, ITERATIONS, TEMPERATURE, causal, row.columns,
+                                    row.window)
         if row.kind == "sortcut":
             return sinkhorn.sortcut(q, k, v, sort, row.block, 2)
-        return sinkhorn.attention(q, k, v, sort, row.block, causal)
+        return sinkhorn.attention(q, k, v, sort, row.block, causal, window=row.window)
 
     def forward(self) -> Tensor:
         with torch.no_grad():
@@ -138,7 +142,8 @@ class Problem:
         elif row.kind == "sortcut":
             out = peers.eager_sortcut(**leaves, block=row.block, budget=2)
         else:
-            out = peers.eager_sinkhorn(**leaves, block=row.block, columns=row.columns)
+            out = peers.eager_sinkhorn(**leaves, block=row.block, columns=row.columns,
+                                       window=row.window)
         grads = torch.autograd.grad(out, list(leaves.values()), self.grad[at].to(out.dtype))
         return out.detach(), *grads
 

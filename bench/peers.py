@@ -37,22 +37,25 @@ def eager_balance(logits: Tensor, iterations: int, temperature: float, columns: 
 
 def eager_sinkhorn(query: Tensor, key: Tensor, value: Tensor, logits: Tensor, block: int,
                    iterations: int = 5, temperature: float = 0.75,
-                   columns: str = "full") -> Tensor:
-    """Sort, concatenate, one softmax: the plain composition. Columns other than full: strict."""
+                   columns: str = "full", window: int = 0) -> Tensor:
+    """Sort, concatenate, one softmax: the plain composition. Columns other than full: strict, and
+    beside `window` blocks before the own one."""
     B, H, L, D = query.shape
     N = L // block
-    sort = eager_balance(logits, iterations, temperature, columns).to(query.dtype)
+    sort = eager_balance(logits, iterations, temperature, columns, window).to(query.dtype)
     q, k, v = (t.reshape(B, H, N, block, D) for t in (query, key, value))
     both = []
     for t in (k, v):
         moved = (sort @ t.reshape(B, H, N, block * D)).view(B, H, N, block, D)
-        both.append(torch.cat([moved, t], 3))
+        before = [F.pad(t[:, :, :-i], (0, 0, 0, 0, i, 0)) for i in range(1, window + 1)]
+        both.append(torch.cat([moved, *before, t], 3))
     scores = q @ both[0].transpose(-1, -2) * D**-0.5
-    if columns != "full":  # the first block has no source; nobody sees later tokens of its own
-        seen = torch.ones(N, 1, block, dtype=torch.bool, device=query.device)
-        seen[0] = False
+    if columns != "full":  # nobody sees what is not there, or later tokens of its own block
+        number = torch.arange(N, device=query.device)[:, None, None]
+        there = [(number >= first).expand(N, block, block)
+                 for first in (window + 1, *range(1, window + 1))]
         own = torch.ones(block, block, dtype=torch.bool, device=query.device).tril()
-        visible = torch.cat([seen.expand(N, block, block), own.expand(N, block, block)], -1)
+        visible = torch.cat([*there, own.expand(N, block, block)], -1)
         scores = scores.masked_fill(~visible, float("-inf"))
     return (torch.softmax(scores, -1) @ both[1]).view(B, H, L, D)
 
