@@ -77,7 +77,7 @@ bool covers_attention(const AttentionCall& call);
 void launch_attention_fwd(const AttentionCall& call, Stream stream);
 
 // In how many parts sortcut's backward adds up the gradients of sorted positions: `splits`. By the
-// sizes alone, so that sums are added in the same order every time.
+// sizes and strides alone, so that sums are added in the same order every time.
 int sortcut_splits(const AttentionCall& call);
 
 // Whether backward wants `delta`.
