@@ -57,26 +57,36 @@ struct LongKeys {
   }
 };
 
-// Begins to load tile j of the keys and values that a block sees, and with it tiles of the queries
-// and dO of the same or another block. One thread calls this.
+// What one thread asks for. All that comes along with a slot's keys and values arrives with them.
 template <class E>
-__device__ __forceinline__ void load_long(const AttentionCall& p, const TokenMaps& maps,
-                                          const TilePlace& at, int j, int slot,
-                                          const TilePlace& queries_at, int first_query, int count,
-                                          int stage, LongMemory<E>& to) {
-  uint64_t* const arrived = &to.arrived[slot];
-  expect_bytes(arrived, (2 + 2 * count) * static_cast<int>(sizeof(typename LongMemory<E>::Tile)));
-  const auto copy = [&](typename E::T* tile, const CUtensorMap& map, const TilePlace& of,
-                        int first) { copy_box(tile, map, arrived, 0, first, of.head, of.batch); };
-  for (int i = first_query; i < first_query + count; ++i) {
-    copy(to.query[stage][i], maps.query, queries_at, queries_at.first + i * kTile);
-    copy(to.grad[stage][i], maps.grad, queries_at, queries_at.first + i * kTile);
+struct LongLoads {
+  const AttentionCall& p;
+  const TokenMaps& maps;
+  LongMemory<E>& to;
+
+  // Before it asks for so many pairs of tiles.
+  __device__ __forceinline__ void expect(int slot, int pairs) const {
+    constexpr int kPair = 2 * static_cast<int>(sizeof(typename LongMemory<E>::Tile));
+    expect_bytes(&to.arrived[slot], pairs * kPair);
   }
-  const LongKeys keys(p, at.first);
-  const bool is_sorted = keys.is_sorted(j);
-  copy(to.key[slot], is_sorted ? maps.sorted_key : maps.key, at, keys.start(j));
-  copy(to.value[slot], is_sorted ? maps.sorted_value : maps.value, at, keys.start(j));
-}
+  // Tile i of a block's queries, and its dO.
+  __device__ __forceinline__ void queries(const TilePlace& at, int i, int stage, int slot) const {
+    const int first = at.first + i * kTile;
+    copy(to.query[stage][i], maps.query, at, first, slot);
+    copy(to.grad[stage][i], maps.grad, at, first, slot);
+  }
+  // Tile j of the keys and values that a block sees.
+  __device__ __forceinline__ void keys(const TilePlace& at, int j, int slot) const {
+    const LongKeys seen(p, at.first);
+    const bool is_sorted = seen.is_sorted(j);
+    copy(to.key[slot], is_sorted ? maps.sorted_key : maps.key, at, seen.start(j), slot);
+    copy(to.value[slot], is_sorted ? maps.sorted_value : maps.value, at, seen.start(j), slot);
+  }
+  __device__ __forceinline__ void copy(typename E::T* tile, const CUtensorMap& map,
+                                       const TilePlace& at, int first, int slot) const {
+    copy_box(tile, map, &to.arrived[slot], 0, first, at.head, at.batch);
+  }
+};
 
 // A thread's share of what delta and the softmax need of a block: eight pieces of O, one query's
 // statistics.
@@ -202,10 +212,15 @@ __global__ void __launch_bounds__(kLongThreads, 1)
     __syncwarp();
   };
 
+  const LongLoads<E> loads{p, maps, memory};
   LongAhead<E> ahead;
   {
     const TilePlace at(p, blockIdx.x, kLongTokens);
-    if (threadIdx.x == 0) load_long(p, maps, at, 0, 0, at, 0, kLongTiles, 0, memory);
+    if (threadIdx.x == 0) {
+      loads.expect(0, kLongTiles + 1);
+      for (int i = 0; i < kLongTiles; ++i) loads.queries(at, i, 0, 0);
+      loads.keys(at, 0, 0);
+    }
     __syncwarp();
     ahead.load(p, at);
   }
@@ -228,8 +243,10 @@ __global__ void __launch_bounds__(kLongThreads, 1)
       __syncthreads();  // the memory of the last tile of keys is free
       const bool is_last = j + 1 == keys.count;
       if (threadIdx.x == 0 && (goes_on || !is_last)) {
-        load_long(p, maps, is_last ? then : at, is_last ? 0 : j + 1, slot ^ 1, then, j,
-                  goes_on && j < kLongTiles ? 1 : 0, stage ^ 1, memory);
+        const bool brings_queries = goes_on && j < kLongTiles;
+        loads.expect(slot ^ 1, brings_queries ? 2 : 1);
+        if (brings_queries) loads.queries(then, j, stage ^ 1, slot ^ 1);
+        loads.keys(is_last ? then : at, is_last ? 0 : j + 1, slot ^ 1);
       }
       __syncwarp();
 

@@ -225,6 +225,28 @@ __device__ __forceinline__ void reduce_warp(float (&x)[kCount], const Op& op) {
   for (int i = 0; i < kCount; ++i) x[i] = __shfl_sync(0xFFFFFFFFu, own, i * kLanes);
 }
 
+// Adds E_ij b_j over a group of this thread's columns to the sums of the warp's rows.
+template <class Shape>
+__device__ __forceinline__ void add_along_rows(const Held<Shape>& held, int g, const Four32& b,
+                                               float (&sums)[Shape::kOwn]) {
+#pragma unroll
+  for (int i = 0; i < Shape::kOwn; ++i) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) sums[i] = fmaf(held[i][g][e], b.x[e], sums[i]);
+  }
+}
+
+// Adds E_ij a_i over the warp's rows to the sums of a group of this thread's columns.
+template <class Shape>
+__device__ __forceinline__ void add_down_columns(const Held<Shape>& held, int g,
+                                                 const float (&a)[Shape::kOwn], float (&sums)[4]) {
+#pragma unroll
+  for (int i = 0; i < Shape::kOwn; ++i) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) sums[e] = fmaf(held[i][g][e], a[i], sums[e]);
+  }
+}
+
 // The barrier of a cluster, in two halves: what was written or read before the one is done for all
 // threads of the cluster behind the other. All threads call both, the same number of times.
 __device__ __forceinline__ void arrive_at_cluster() {

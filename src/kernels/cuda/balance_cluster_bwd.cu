@@ -73,14 +73,10 @@ __device__ __forceinline__ void load_grad(const ClusterArgs& t, BackwardMemory<S
     for (int g = 0; g < Shape::kGroups; ++g) {
       const int c = at.column(g);
       Four32& to = m.grad[i * Shape::kGroups + g][threadIdx.x];
-      const float* from = grad.data + r * grad.row + c * grad.column;
       if (t.wide_grad) {
-        copy_async(&to, from, r < at.n && c < at.n);
-        continue;
-      }
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        to.x[e] = r < at.n && c + e < at.n ? from[e * grad.column] : 0.0f;
+        copy_async(&to, grad.data + r * grad.row + c * grad.column, r < at.n && c < at.n);
+      } else {
+        to = load_place(at, grad, false, i, g);
       }
     }
   }
@@ -99,27 +95,21 @@ __device__ __forceinline__ void take_grad(const BackwardMemory<Shape>& m, const 
   }
 }
 
+// What a row's softmax leaves of its gradient.
 template <class Shape>
-__global__ void __launch_bounds__(Shape::kThreads, 1)
-    balance_cluster_bwd_kernel(const __grid_constant__ ClusterArgs t) {
-  extern __shared__ __align__(16) unsigned char shared[];
-  BackwardMemory<Shape>& m = *reinterpret_cast<BackwardMemory<Shape>*>(shared);
-  constexpr int kOwn = Shape::kOwn, kGroups = Shape::kGroups;
-  arrive_at_cluster();  // all of its CTAs have begun before one writes to another
-  load_grad<Shape>(t, m);
-  const ClusterPlace<Shape> at(t);
-  ColumnExchange<Shape> exchange{m.exchange};
-  const int steps = static_cast<int>(column_steps(t.a.p));
+struct RowFacts {
+  float inverse[Shape::kOwn], dot[Shape::kOwn];  // r and d
+};
 
-  Held<Shape> held;  // x, then E
-  load_factors(t, at, steps, m);
-  load_x<Shape>(t, held);
-  __syncthreads();
-  make_shares<Shape>(at, m.grads[0], of_rows(at, m.rows[0]).x, held);
-  wait_copies<0>();
+// r and d of the warp's rows.
+template <class Shape>
+__device__ __forceinline__ RowFacts<Shape> take_row_facts(const ClusterPlace<Shape>& at,
+                                                          const Held<Shape>& held, int steps,
+                                                          const BackwardMemory<Shape>& m) {
+  constexpr int kOwn = Shape::kOwn;
   float sums[2 * kOwn] = {};  // of the shares, and of them with dR
 #pragma unroll
-  for (int g = 0; g < kGroups; ++g) {
+  for (int g = 0; g < Shape::kGroups; ++g) {
     const Four32 c = load_kept(&m.columns[steps][at.column(g)]);
     Four32 change[kOwn];
     take_grad(m, held, g, change);
@@ -134,120 +124,148 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     }
   }
   reduce_warp(sums, Add());
-  float inverse[kOwn], dot[kOwn];  // r and d
+  RowFacts<Shape> facts;
 #pragma unroll
   for (int i = 0; i < kOwn; ++i) {
-    inverse[i] = fast_reciprocal(sums[i]);
-    dot[i] = sums[kOwn + i] * inverse[i];
+    facts.inverse[i] = fast_reciprocal(sums[i]);
+    facts.dot[i] = sums[kOwn + i] * facts.inverse[i];
   }
-  {
-    const Four32 a = of_rows(at, m.rows[steps]);
+  return facts;
+}
+
+// Puts the parts of v'K.
+template <class Shape>
+__device__ __forceinline__ void put_first(const ClusterPlace<Shape>& at, const Held<Shape>& held,
+                                          const RowFacts<Shape>& facts, int steps,
+                                          const BackwardMemory<Shape>& m,
+                                          ColumnExchange<Shape>& exchange) {
+  const Four32 a = of_rows(at, m.rows[steps]);
 #pragma unroll
-    for (int g = 0; g < kGroups; ++g) {
-      Four32 change[kOwn];
-      take_grad(m, held, g, change);
-      float own[4] = {}, ones[4] = {};
+  for (int g = 0; g < Shape::kGroups; ++g) {
+    Four32 change[Shape::kOwn];
+    take_grad(m, held, g, change);
+    float own[4] = {}, ones[4] = {};
 #pragma unroll
-      for (int i = 0; i < kOwn; ++i) {
+    for (int i = 0; i < Shape::kOwn; ++i) {
 #pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          own[e] = fmaf(held[i][g][e], inverse[i] * (change[i].x[e] - dot[i]), own[e]);
-          ones[e] = fmaf(held[i][g][e], a.x[i], ones[e]);
-        }
+      for (int e = 0; e < 4; ++e) {
+        const float part = facts.inverse[i] * (change[i].x[e] - facts.dot[i]);
+        own[e] = fmaf(held[i][g][e], part, own[e]);
       }
-      exchange.put(at, 0, g, own);
-      exchange.put(at, 1, g, ones);
+    }
+    add_down_columns<Shape>(held, g, a.x, ones);
+    exchange.put(at, 0, g, own);
+    exchange.put(at, 1, g, ones);
+  }
+}
+
+// Step k: w of the warp's rows, and unless it is the last one the parts of v'(k-1).
+template <class Shape>
+__device__ __forceinline__ void take_step(const ClusterPlace<Shape>& at, const Held<Shape>& held,
+                                          int k, BackwardMemory<Shape>& m,
+                                          ColumnExchange<Shape>& exchange) {
+  constexpr int kOwn = Shape::kOwn;
+  float sums[2][kOwn] = {};
+#pragma unroll
+  for (int g = 0; g < Shape::kGroups; ++g) {
+    add_along_rows<Shape>(held, g, load_kept(&m.grads[k][at.column(g)]), sums[0]);
+    add_along_rows<Shape>(held, g, load_kept(&m.columns[k - 1][at.column(g)]), sums[1]);
+  }
+  reduce_warp(reinterpret_cast<float(&)[2 * kOwn]>(sums), Add());
+  const Four32 a = of_rows(at, m.rows[k]);
+  float w[kOwn];
+#pragma unroll
+  for (int i = 0; i < kOwn; ++i) {
+    w[i] = -sums[0][i] * fast_reciprocal(sums[1][i]) * a.x[i];
+    if (at.lane == i) m.row_grads[k][at.own + i] = w[i];
+  }
+  if (k == 1) return;
+  const Four32 below = of_rows(at, m.rows[k - 1]);
+#pragma unroll
+  for (int g = 0; g < Shape::kGroups; ++g) {
+    float own[4] = {}, ones[4] = {};
+    add_down_columns<Shape>(held, g, w, own);
+    add_down_columns<Shape>(held, g, below.x, ones);
+    exchange.put(at, 0, g, own);
+    exchange.put(at, 1, g, ones);
+  }
+}
+
+// dx of a group of columns, and with it the gradient of the logits.
+template <class Shape>
+__device__ __forceinline__ void store_gradient(const ClusterArgs& t, const ClusterPlace<Shape>& at,
+                                               const Held<Shape>& held, int g,
+                                               const RowFacts<Shape>& facts,
+                                               const BackwardMemory<Shape>& m) {
+  constexpr int kOwn = Shape::kOwn;
+  const int steps = static_cast<int>(column_steps(t.a.p));
+  const float unit = 1.0f / t.a.temperature;
+  const Four32 c = load_kept(&m.columns[steps][at.column(g)]);
+  Four32 change[kOwn];
+  take_grad(m, held, g, change);
+  float to[kOwn][4];
+#pragma unroll
+  for (int i = 0; i < kOwn; ++i) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      to[i][e] = facts.inverse[i] * c.x[e] * (change[i].x[e] - facts.dot[i]);
     }
   }
-  wait_for_cluster();
+  for (int k = 1; k <= steps; ++k) {
+    const Four32 a = of_rows(at, m.rows[k]), w = of_rows(at, m.row_grads[k]);
+    const Four32 v = load_kept(&m.grads[k][at.column(g)]);
+    const Four32 above = load_kept(&m.columns[k - 1][at.column(g)]);
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) to[i][e] += fmaf(w.x[i], above.x[e], a.x[i] * v.x[e]);
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kOwn; ++i) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const float own = held[i][g][e];
+      to[i][e] = own == 0.0f ? 0.0f : own * to[i][e] * unit;
+    }
+    switch (t.a.p.logits.type) {
+      case Type::kBFloat16: store_place<__nv_bfloat16>(t, at, i, g, to[i]); break;
+      case Type::kFloat16: store_place<__half>(t, at, i, g, to[i]); break;
+      default: store_place<float>(t, at, i, g, to[i]);
+    }
+  }
+}
 
+template <class Shape>
+__global__ void __launch_bounds__(Shape::kThreads, 1)
+    balance_cluster_bwd_kernel(const __grid_constant__ ClusterArgs t) {
+  extern __shared__ __align__(16) unsigned char shared[];
+  BackwardMemory<Shape>& m = *reinterpret_cast<BackwardMemory<Shape>*>(shared);
+  arrive_at_cluster();  // all of its CTAs have begun before one writes to another
+  load_grad<Shape>(t, m);
+  const ClusterPlace<Shape> at(t);
+  ColumnExchange<Shape> exchange{m.exchange};
+  const int steps = static_cast<int>(column_steps(t.a.p));
+
+  Held<Shape> held;  // x, then E
+  load_factors(t, at, steps, m);
+  load_x<Shape>(t, held);
+  __syncthreads();
+  make_shares<Shape>(at, m.grads[0], of_rows(at, m.rows[0]).x, held);
+  wait_copies<0>();
+  const RowFacts<Shape> facts = take_row_facts<Shape>(at, held, steps, m);
+  put_first<Shape>(at, held, facts, steps, m, exchange);
+  wait_for_cluster();
   for (int k = steps; k >= 1; --k) {
     exchange.template sum<2>(at, [&](int column, const float(&totals)[2]) {
       const float dv = -totals[0] * fast_reciprocal(totals[1]);
       store_at_all<Shape>(&m.grads[k][column], dv * m.columns[k][column]);
     });
-#pragma unroll
-    for (int i = 0; i < 2 * kOwn; ++i) sums[i] = 0.0f;
-#pragma unroll
-    for (int g = 0; g < kGroups; ++g) {
-      const Four32 v = load_kept(&m.grads[k][at.column(g)]);
-      const Four32 above = load_kept(&m.columns[k - 1][at.column(g)]);
-#pragma unroll
-      for (int i = 0; i < kOwn; ++i) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          sums[i] = fmaf(held[i][g][e], v.x[e], sums[i]);
-          sums[kOwn + i] = fmaf(held[i][g][e], above.x[e], sums[kOwn + i]);
-        }
-      }
-    }
-    reduce_warp(sums, Add());
-    const Four32 a = of_rows(at, m.rows[k]);
-    float w[kOwn];
-#pragma unroll
-    for (int i = 0; i < kOwn; ++i) {
-      w[i] = -sums[i] * fast_reciprocal(sums[kOwn + i]) * a.x[i];
-      if (at.lane == i) m.row_grads[k][at.own + i] = w[i];
-    }
-    if (k == 1) break;
-    const Four32 below = of_rows(at, m.rows[k - 1]);
-#pragma unroll
-    for (int g = 0; g < kGroups; ++g) {
-      float own[4] = {}, ones[4] = {};
-#pragma unroll
-      for (int i = 0; i < kOwn; ++i) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          own[e] = fmaf(held[i][g][e], w[i], own[e]);
-          ones[e] = fmaf(held[i][g][e], below.x[i], ones[e]);
-        }
-      }
-      exchange.put(at, 0, g, own);
-      exchange.put(at, 1, g, ones);
-    }
+    take_step<Shape>(at, held, k, m, exchange);
   }
   __syncwarp();
-
-  const float unit = 1.0f / t.a.temperature;
 #pragma unroll
-  for (int g = 0; g < kGroups; ++g) {
-    float to[kOwn][4];
-    {
-      const Four32 c = load_kept(&m.columns[steps][at.column(g)]);
-      Four32 change[kOwn];
-      take_grad(m, held, g, change);
-#pragma unroll
-      for (int i = 0; i < kOwn; ++i) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) to[i][e] = inverse[i] * c.x[e] * (change[i].x[e] - dot[i]);
-      }
-    }
-    for (int k = 1; k <= steps; ++k) {
-      const Four32 a = of_rows(at, m.rows[k]), w = of_rows(at, m.row_grads[k]);
-      const Four32 v = load_kept(&m.grads[k][at.column(g)]);
-      const Four32 above = load_kept(&m.columns[k - 1][at.column(g)]);
-#pragma unroll
-      for (int i = 0; i < kOwn; ++i) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          to[i][e] += fmaf(w.x[i], above.x[e], a.x[i] * v.x[e]);
-        }
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < kOwn; ++i) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const float own = held[i][g][e];
-        to[i][e] = own == 0.0f ? 0.0f : own * to[i][e] * unit;
-      }
-      switch (t.a.p.logits.type) {
-        case Type::kBFloat16: store_place<__nv_bfloat16>(t, at, i, g, to[i]); break;
-        case Type::kFloat16: store_place<__half>(t, at, i, g, to[i]); break;
-        default: store_place<float>(t, at, i, g, to[i]);
-      }
-    }
-  }
+  for (int g = 0; g < Shape::kGroups; ++g) store_gradient(t, at, held, g, facts, m);
 }
 
 }  // namespace

@@ -68,11 +68,7 @@ __device__ __forceinline__ void take_columns(const ClusterPlace<Shape>& at, cons
 #pragma unroll
   for (int g = 0; g < Shape::kGroups; ++g) {
     float own[4] = {};
-#pragma unroll
-    for (int i = 0; i < Shape::kOwn; ++i) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) own[e] = fmaf(held[i][g][e], a[i], own[e]);
-    }
+    add_down_columns<Shape>(held, g, a, own);
     exchange.put(at, 0, g, own);
   }
   exchange.template sum<1>(at, [&](int column, const float(&total)[1]) {
@@ -183,12 +179,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     float sums[kOwn] = {};
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
-      const Four32 b = load_kept(&m.columns[k - 1][at.column(g)]);
-#pragma unroll
-      for (int i = 0; i < kOwn; ++i) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) sums[i] = fmaf(held[i][g][e], b.x[e], sums[i]);
-      }
+      add_along_rows<Shape>(held, g, load_kept(&m.columns[k - 1][at.column(g)]), sums);
     }
     reduce_warp(sums, Add());
 #pragma unroll
