@@ -3,9 +3,9 @@
 // The borders: up to 16 blocks a warp holds the matrix of a head with causal columns, and no
 // barrier stands between the short steps of so small a one. At 128 blocks a CTA holds a head's
 // matrix in shared memory, 81 KB with what a causal backward needs beside it, which every supported
-// card has. The next size would be 256 KB. At 512 blocks with full columns the CTAs of a cluster,
-// which only Hopper has here, hold a head's matrix in their registers. At 2048 blocks a CTA of 512
-// threads holds 8 rows in registers.
+// card has. The next size would be 256 KB. At 1024 blocks with full columns 16 CTAs, which only
+// Hopper has room for, hold a head's matrix in their shared memory and registers; backward is
+// faster in strips beyond 512. At 2048 blocks a CTA of 512 threads holds 8 rows in registers.
 #include "kernels/cuda/attention_launch.cuh"
 #include "kernels/cuda/balance.h"
 #include "kernels/cuda/balance_launch.h"
@@ -25,10 +25,13 @@ bool fits_a_warp_bwd(const BalanceParams& p) {
   return scans_columns(p) && balance::warp_causal_covers_bwd(p);
 }
 bool fits_a_head(const BalanceParams& p) { return p.blocks <= balance::kLargestHead; }
-bool fits_a_cluster(const BalanceParams& p) {
-  return p.blocks <= balance::kLargestCluster && p.columns == Columns::kFull && p.iterations > 0 &&
-         p.iterations <= balance::kMostClusterSteps && on_hopper();
+bool fits_a_crew(const BalanceParams& p, int64_t largest) {
+  constexpr int kMostCtas = 16;
+  return p.blocks <= largest && p.columns == Columns::kFull && p.iterations > 0 &&
+         p.iterations <= balance::kMostCrewSteps && on_hopper() && multiprocessors() >= kMostCtas;
 }
+bool fits_a_crew_fwd(const BalanceParams& p) { return fits_a_crew(p, balance::kLargestCrewFwd); }
+bool fits_a_crew_bwd(const BalanceParams& p) { return fits_a_crew(p, balance::kLargestCrewBwd); }
 bool fits_strips(const BalanceParams& p) { return p.blocks <= balance::kLargestStrip; }
 
 }  // namespace
@@ -40,7 +43,8 @@ bool covers_balance(const BalanceParams& params) {
 }
 
 int64_t balance_fwd_scratch(const BalanceParams& params) {
-  if (fits_a_head(params) || fits_a_cluster(params)) return 0;
+  if (fits_a_head(params)) return 0;
+  if (fits_a_crew_fwd(params)) return balance::crew_fwd_scratch(params);
   if (fits_strips(params)) {
     return scans_columns(params) ? balance::strip_causal_fwd_scratch(params)
                                  : balance::strip_full_fwd_scratch(params);
@@ -54,7 +58,7 @@ int64_t balance_bwd_scratch(const BalanceParams& params) {
   if (fits_a_head(params)) {
     return scans_columns(params) ? balance::head_causal_bwd_scratch(params) : 0;
   }
-  if (fits_a_cluster(params)) return 0;
+  if (fits_a_crew_bwd(params)) return balance::crew_bwd_scratch(params);
   if (fits_strips(params)) {
     return scans_columns(params) ? balance::strip_causal_bwd_scratch(params)
                                  : balance::strip_full_bwd_scratch(params);
@@ -69,8 +73,8 @@ void launch_balance_fwd(const BalanceParams& params, void* scratch, Stream strea
   if (fits_a_head(params)) {
     scans_columns(params) ? balance::head_causal_fwd(params, stream)
                           : balance::head_full_fwd(params, stream);
-  } else if (fits_a_cluster(params)) {
-    balance::cluster_fwd(params, stream);
+  } else if (fits_a_crew_fwd(params)) {
+    balance::crew_fwd(params, scratch, stream);
   } else if (fits_strips(params)) {
     scans_columns(params) ? balance::strip_causal_fwd(params, scratch, stream)
                           : balance::strip_full_fwd(params, scratch, stream);
@@ -86,8 +90,8 @@ void launch_balance_bwd(const BalanceParams& params, void* scratch, Stream strea
   if (fits_a_head(params)) {
     scans_columns(params) ? balance::head_causal_bwd(params, scratch, stream)
                           : balance::head_full_bwd(params, stream);
-  } else if (fits_a_cluster(params)) {
-    balance::cluster_bwd(params, stream);
+  } else if (fits_a_crew_bwd(params)) {
+    balance::crew_bwd(params, scratch, stream);
   } else if (fits_strips(params)) {
     scans_columns(params) ? balance::strip_causal_bwd(params, scratch, stream)
                           : balance::strip_full_bwd(params, scratch, stream);

@@ -1,10 +1,11 @@
 // balance on CUDA: logits [B, H, N, N] to R of the same shape, and the gradient of the logits.
 //
 // Four forms. Up to 128 blocks one launch does all iterations of all heads, a CTA to a head
-// (balance_head_*.cu). So it does up to 512 with full columns and few iterations on Hopper, a
-// cluster of CTAs to a head (balance_cluster_*.cu). Up to 2048 a CTA holds 8 whole rows at a time
-// in registers, with a launch a step for full columns and two for others (balance_strip_*.cu). More
-// blocks are cut into chunks of 32 rows, which a CTA reads again and again (balance_tiled_*.cu).
+// (balance_head_*.cu). So it does with full columns and few iterations on Hopper, forward up to
+// 1024 and backward up to 512, a crew of CTAs to a head (balance_crew_*.cu). Up to 2048 a CTA holds
+// 8 whole rows at a time in registers, with a launch a step for full columns and two for others
+// (balance_strip_*.cu). More blocks are cut into chunks of 32 rows, which a CTA reads again and
+// again (balance_tiled_*.cu).
 #pragma once
 
 #include <cstdint>

@@ -9,10 +9,11 @@
 
 namespace sinkhorn::cuda::balance {
 
-inline constexpr int64_t kLargestHead = 128;     // blocks that one CTA balances
-inline constexpr int64_t kLargestCluster = 512;  // blocks that a cluster of CTAs balances
-inline constexpr int kMostClusterSteps = 5;      // iterations that it does
-inline constexpr int64_t kLargestStrip = 2048;   // blocks of which a CTA holds whole rows
+inline constexpr int64_t kLargestHead = 128;      // blocks that one CTA balances
+inline constexpr int64_t kLargestCrewFwd = 1024;  // blocks that a crew of CTAs balances
+inline constexpr int64_t kLargestCrewBwd = 512;
+inline constexpr int kMostCrewSteps = 5;        // iterations that it does
+inline constexpr int64_t kLargestStrip = 2048;  // blocks of which a CTA holds whole rows
 
 void head_full_fwd(const BalanceParams& p, Stream stream);
 void head_full_bwd(const BalanceParams& p, Stream stream);
@@ -29,9 +30,11 @@ int64_t head_causal_bwd_scratch(const BalanceParams& p);
 void head_causal_fwd(const BalanceParams& p, Stream stream);
 void head_causal_bwd(const BalanceParams& p, void* scratch, Stream stream);
 
-// Full columns, 1 to kMostClusterSteps iterations, on Hopper. Terms as the strips keep them.
-void cluster_fwd(const BalanceParams& p, Stream stream);
-void cluster_bwd(const BalanceParams& p, Stream stream);
+// Full columns, 1 to kMostCrewSteps iterations, on Hopper. Terms as the strips keep them.
+int64_t crew_fwd_scratch(const BalanceParams& p);
+int64_t crew_bwd_scratch(const BalanceParams& p);
+void crew_fwd(const BalanceParams& p, void* scratch, Stream stream);
+void crew_bwd(const BalanceParams& p, void* scratch, Stream stream);
 
 int64_t strip_full_fwd_scratch(const BalanceParams& p);
 int64_t strip_full_bwd_scratch(const BalanceParams& p);

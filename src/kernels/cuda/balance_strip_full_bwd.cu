@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(Shape::kCta, 1)
       const float u = kNatural ? 0.0f : last[at + i];
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        share[i][e] = kNatural ? expf(x[i][e]) : fast_exp2(x[i][e] - v[e] - u);
+        share[i][e] = kNatural ? expf(x[i][e]) : fast_exp2(x[i][e] - u - v[e]);
         sums[i] += share[i][e];
         sums[kShort + i] += share[i][e] * g[i][e];
       }

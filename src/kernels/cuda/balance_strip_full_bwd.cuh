@@ -139,7 +139,7 @@ __device__ __forceinline__ float take_rows(const Slab<Shape>& slab, int at, cons
     const float before = u[at + i];
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
-      q[i][e] = fast_exp2(x[i][e] - v[e] - before);
+      q[i][e] = fast_exp2(x[i][e] - before - v[e]);
       sums[i] = fmaf(dv[e], q[i][e], sums[i]);
       sums[kRows + i] = fmaf(f[e], q[i][e], sums[kRows + i]);
     }

@@ -41,7 +41,7 @@ __device__ __forceinline__ void next_anchor(const SlabArgs& t, const Slab<Shape>
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
       g[i][e] = fmaf(q[i][e], weights[i][e], g[i][e]);
-      q[i][e] = fast_exp2(x[i][e] - column[e] - row);
+      q[i][e] = fast_exp2(x[i][e] - row - column[e]);
       weights[i][e] = 0.0f;
     }
   }
@@ -113,7 +113,7 @@ __global__ void __launch_bounds__(Shape::kCta, 1)
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         // The very R that d was taken from: then it sums to 0 over a row.
-        const float share = fast_exp2(x[i][e] - last_v.x[e] - last[at + i]) * inverses[at + i];
+        const float share = fast_exp2(x[i][e] - last[at + i] - last_v.x[e]) * inverses[at + i];
         g[i][e] = fmaf(q[i][e], weights[i][e], g[i][e]);
         g[i][e] = fmaf(share, loaded_grad[i].x[e] - dots[at + i], g[i][e]);
       }

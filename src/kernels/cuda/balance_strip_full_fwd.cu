@@ -271,7 +271,7 @@ __global__ void __launch_bounds__(Shape::kCta, 1)
       sums[i] = 0.0f;
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        x[i][e] = fast_exp2(x[i][e] - v[e] - u);
+        x[i][e] = fast_exp2(x[i][e] - u - v[e]);
         sums[i] += x[i][e];
       }
     }

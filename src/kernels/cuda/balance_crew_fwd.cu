@@ -1,25 +1,27 @@
-// Balancing 129 to 512 blocks with full columns and few iterations on Hopper: forward
-// (balance_cluster.cuh).
+// Balancing 129 to 1024 blocks with full columns and few iterations on Hopper: forward
+// (balance_crew.cuh).
 //
 //   E_ij = exp2(x_ij - top_i), the largest of the row, and row factors a with u0 = top - log2 a
 //   step k    t_j = sum_i E_ij a_i,  b = 1 / t,  vk = log2 t
 //             s_i = sum_j E_ij b_j,  a = 1 / s,  uk = top + log2 s
 //   R = E a b
 //
-// Where a column sums to less than 2^-20 in step 1, E has not all of what counts in it. There v1 is
-// taken from x as a sum with its largest element aside, and E = exp2(x - u0 - v1) from then on.
-// Kept for backward: u0 v1 u1 ... vK uK, N numbers each.
-#include "kernels/cuda/balance_cluster.cuh"
+// Where a column sums to less than 1 / kMostFactor in step 1, E has not all of what counts in it.
+// There v1 is taken from x as a sum with its largest element aside, and E = exp2(x - u0 - v1) from
+// then on. Kept for backward: u0 v1 u1 ... vK uK, N numbers each.
+#include "kernels/cuda/balance_crew_launch.cuh"
 
 namespace sinkhorn::cuda::balance {
 namespace {
 
-constexpr float kMostFactor = 0x1p20f;
+template <class Shape>
+using ForwardExchange = CrewExchange<Shape, std::min(2 * Shape::kColumns, 1024)>;
 
 template <class Shape>
 struct ForwardMemory {
-  static constexpr int kSteps = kMostClusterSteps;
-  typename ColumnExchange<Shape>::Memory exchange;
+  static constexpr int kSteps = kMostCrewSteps;
+  typename ForwardExchange<Shape>::Memory exchange;
+  typename Held<Shape>::Memory aside;
   alignas(16) float columns[kSteps][Shape::kColumns];    // b of a step
   alignas(16) float base[Shape::kColumns];               // vk = base - log2 b
   float first[Shape::kRows];                             // u0
@@ -33,72 +35,70 @@ __device__ __forceinline__ void take_first_rows(bool kept, Held<Shape>& x,
                                                 float (&tops)[Shape::kOwn],
                                                 float (&sums)[Shape::kOwn]) {
 #pragma unroll
-  for (int i = 0; i < Shape::kOwn; ++i) {
-    tops[i] = kNothing;
+  for (int i = 0; i < Shape::kOwn; ++i) tops[i] = kNothing;
+  x.each([&](int, const Four32(&own)[Shape::kOwn]) {
 #pragma unroll
-    for (int g = 0; g < Shape::kGroups; ++g) {
+    for (int i = 0; i < Shape::kOwn; ++i) {
 #pragma unroll
-      for (int e = 0; e < 4; ++e) tops[i] = fmaxf(tops[i], x[i][g][e]);
+      for (int e = 0; e < 4; ++e) tops[i] = fmaxf(tops[i], own[i].x[e]);
     }
-  }
+  });
   reduce_warp(tops, Larger());
 #pragma unroll
   for (int i = 0; i < Shape::kOwn; ++i) {
     tops[i] = tops[i] == kNothing ? 0.0f : tops[i];
     sums[i] = 0.0f;
+  }
+  x.change([&](int, Four32(&own)[Shape::kOwn]) {
 #pragma unroll
-    for (int g = 0; g < Shape::kGroups; ++g) {
+    for (int i = 0; i < Shape::kOwn; ++i) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        const float own = fast_exp2(x[i][g][e] - tops[i]);
-        sums[i] += own;
-        if (!kept) x[i][g][e] = own;
+        const float share = fast_exp2(own[i].x[e] - tops[i]);
+        sums[i] += share;
+        if (!kept) own[i].x[e] = share;
       }
     }
-  }
+  });
   reduce_warp(sums, Add());
 }
 
 // The column step k.
 template <class Shape>
-__device__ __forceinline__ void take_columns(const ClusterPlace<Shape>& at, const Held<Shape>& held,
-                                             const float (&a)[Shape::kOwn], int k,
-                                             ColumnExchange<Shape>& exchange,
+__device__ __forceinline__ void take_columns(const Held<Shape>& held, const float (&a)[Shape::kOwn],
+                                             int k, ForwardExchange<Shape>& exchange,
                                              ForwardMemory<Shape>& m) {
+  const auto make = [&](int, const Four32(&own)[Shape::kOwn], float(&to)[1][4]) {
 #pragma unroll
-  for (int g = 0; g < Shape::kGroups; ++g) {
-    float own[4] = {};
-    add_down_columns<Shape>(held, g, a, own);
-    exchange.put(at, 0, g, own);
-  }
-  exchange.template sum<1>(at, [&](int column, const float(&total)[1]) {
-    store_at_all<Shape>(&m.columns[k - 1][column], fast_reciprocal(total[0]));
+    for (int e = 0; e < 4; ++e) {
+      to[0][e] = 0.0f;
+#pragma unroll
+      for (int i = 0; i < Shape::kOwn; ++i) to[0][e] = fmaf(own[i].x[e], a[i], to[0][e]);
+    }
+  };
+  exchange.template sum<1>(held, make, [&](int column, const float(&total)[1]) {
+    m.columns[k - 1][column] = fast_reciprocal(total[0]);
   });
 }
 
 // The column step 1 of x, however small a column's sum is.
 template <class Shape>
-__device__ __forceinline__ void take_log_columns(const ClusterPlace<Shape>& at,
-                                                 const Held<Shape>& x,
+__device__ __forceinline__ void take_log_columns(const Held<Shape>& x,
                                                  const float (&u)[Shape::kOwn],
-                                                 ColumnExchange<Shape>& exchange,
+                                                 ForwardExchange<Shape>& exchange,
                                                  ForwardMemory<Shape>& m) {
-#pragma unroll
-  for (int g = 0; g < Shape::kGroups; ++g) {
-    float tops[4], sums[4];
+  const auto make = [&](int, const Four32(&own)[Shape::kOwn], float(&to)[2][4]) {
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
       LogSum all;
 #pragma unroll
-      for (int i = 0; i < Shape::kOwn; ++i) all.top = fmaxf(all.top, x[i][g][e] - u[i]);
+      for (int i = 0; i < Shape::kOwn; ++i) all.top = fmaxf(all.top, own[i].x[e] - u[i]);
 #pragma unroll
-      for (int i = 0; i < Shape::kOwn; ++i) all.sum += fast_exp2(x[i][g][e] - u[i] - all.base());
-      tops[e] = all.top;
-      sums[e] = all.sum;
+      for (int i = 0; i < Shape::kOwn; ++i) all.sum += fast_exp2(own[i].x[e] - u[i] - all.base());
+      to[0][e] = all.top;
+      to[1][e] = all.sum;
     }
-    exchange.put(at, 0, g, tops);
-    exchange.put(at, 1, g, sums);
-  }
+  };
   const auto log_sum = [](const float(&from)[2]) {
     LogSum sum;
     sum.top = from[0];
@@ -111,14 +111,14 @@ __device__ __forceinline__ void take_log_columns(const ClusterPlace<Shape>& at,
     all[0] = sum.top;
     all[1] = sum.sum;
   };
-  exchange.merge(at, {kNothing, 0.0f}, add, [&](int column, const float(&all)[2]) {
-    store_at_all<Shape>(&m.base[column], log_sum(all).log());
-    store_at_all<Shape>(&m.columns[0][column], 1.0f);
+  exchange.merge(x, {kNothing, 0.0f}, make, add, [&](int column, const float(&all)[2]) {
+    m.base[column] = log_sum(all).log();
+    m.columns[0][column] = 1.0f;
   });
 }
 
 template <class Shape>
-__device__ __forceinline__ void store_terms(const ClusterArgs& t, const ClusterPlace<Shape>& at,
+__device__ __forceinline__ void store_terms(const CrewArgs& t, const CrewPlace<Shape>& at,
                                             int steps, const ForwardMemory<Shape>& m) {
   const auto log_of = [](float sum) { return sum > 0.0f ? log2f(sum) : 0.0f; };
   for (int j = threadIdx.x; j < (2 * steps + 1) * Shape::kRows; j += Shape::kThreads) {
@@ -133,30 +133,29 @@ __device__ __forceinline__ void store_terms(const ClusterArgs& t, const ClusterP
 
 template <class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
-    balance_cluster_fwd_kernel(const __grid_constant__ ClusterArgs t) {
+    balance_crew_fwd_kernel(const __grid_constant__ CrewArgs t) {
   extern __shared__ __align__(16) unsigned char shared[];
   ForwardMemory<Shape>& m = *reinterpret_cast<ForwardMemory<Shape>*>(shared);
-  constexpr int kOwn = Shape::kOwn, kGroups = Shape::kGroups;
-  if (threadIdx.x < Shape::kColumns) m.base[threadIdx.x] = 0.0f;
-  arrive_at_cluster();  // all of its CTAs have begun before one writes to another
-  const ClusterPlace<Shape> at(t);
-  ColumnExchange<Shape> exchange{m.exchange};
+  constexpr int kOwn = Shape::kOwn;
+  const CrewPlace<Shape> at(t);
+  ForwardExchange<Shape> exchange(t, at, m.exchange);
+  for (int c = threadIdx.x; c < Shape::kColumns; c += Shape::kThreads) m.base[c] = 0.0f;
   const int steps = static_cast<int>(column_steps(t.a.p));
 
-  Held<Shape> held;  // x, then E
+  Held<Shape> held(m.aside);  // x, then E
   float tops[kOwn], a[kOwn];
-  // All CTAs of a cluster find the same factors, and go through this equally often.
+  // All CTAs of a crew find the same factors, and go through this equally often.
   for (bool careful = false;; careful = true) {
-    load_x<Shape>(t, held);
+    load_x(t, at, held);
     float sums[kOwn];
-    take_first_rows<Shape>(careful, held, tops, sums);
+    take_first_rows(careful, held, tops, sums);
     if (careful) {
 #pragma unroll
       for (int i = 0; i < kOwn; ++i) {
         if (sums[i] > 0.0f) tops[i] += log2f(sums[i]);
       }
-      take_log_columns<Shape>(at, held, tops, exchange, m);
-      make_shares<Shape>(at, m.base, tops, held);
+      take_log_columns(held, tops, exchange, m);
+      make_shares(at, m.base, tops, held);
       break;
     }
 #pragma unroll
@@ -164,11 +163,11 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
       a[i] = fast_reciprocal(sums[i]);
       if (at.lane == i) m.first[at.own + i] = sums[i] > 0.0f ? tops[i] + log2f(sums[i]) : tops[i];
     }
-    wait_for_cluster();
-    take_columns<Shape>(at, held, a, 1, exchange, m);
-    const int column = threadIdx.x;
+    take_columns(held, a, 1, exchange, m);
     bool fine = true;
-    if (column < at.n) fine = m.columns[0][column] > 0.0f && m.columns[0][column] < kMostFactor;
+    for (int c = threadIdx.x; c < at.n; c += Shape::kThreads) {
+      fine = fine && m.columns[0][c] > 0.0f && m.columns[0][c] < Shape::kMostFactor;
+    }
     if (__syncthreads_and(fine) != 0) break;
   }
 #pragma unroll
@@ -177,10 +176,14 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   }
   for (int k = 1;; ++k) {
     float sums[kOwn] = {};
+    held.each([&](int g, const Four32(&own)[kOwn]) {
+      const Four32 b = load_kept(&m.columns[k - 1][at.column(g)]);
 #pragma unroll
-    for (int g = 0; g < kGroups; ++g) {
-      add_along_rows<Shape>(held, g, load_kept(&m.columns[k - 1][at.column(g)]), sums);
-    }
+      for (int i = 0; i < kOwn; ++i) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) sums[i] = fmaf(own[i].x[e], b.x[e], sums[i]);
+      }
+    });
     reduce_warp(sums, Add());
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
@@ -188,31 +191,31 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
       if (at.lane == i) m.rows[k - 1][at.own + i] = sums[i];
     }
     if (k == steps) break;
-    take_columns<Shape>(at, held, a, k + 1, exchange, m);
+    take_columns(held, a, k + 1, exchange, m);
   }
-#pragma unroll
-  for (int g = 0; g < kGroups; ++g) {
+  held.each([&](int g, const Four32(&own)[kOwn]) {
     const Four32 b = load_kept(&m.columns[steps - 1][at.column(g)]);
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
-      float own[4];
+      float to[4];
 #pragma unroll
-      for (int e = 0; e < 4; ++e) own[e] = held[i][g][e] * b.x[e] * a[i];
-      store_place<float>(t, at, i, g, own);
+      for (int e = 0; e < 4; ++e) to[e] = own[i].x[e] * b.x[e] * a[i];
+      store_place<float>(t, at, i, g, to);
     }
-  }
+  });
   __syncthreads();
   store_terms(t, at, steps, m);
 }
 
 }  // namespace
 
-void cluster_fwd(const BalanceParams& p, Stream stream) {
-  with_cluster_shape(p, [&](auto shape) {
+int64_t crew_fwd_scratch(const BalanceParams& p) { return crew_scratch<kLargestCrewFwd>(p); }
+
+void crew_fwd(const BalanceParams& p, void* scratch, Stream stream) {
+  with_crew_shape<kLargestCrewFwd>(p, [&](auto shape) {
     using Shape = decltype(shape);
-    launch_clusters<Shape>(balance_cluster_fwd_kernel<Shape>,
-                           make_cluster_args<Shape>(p, Type::kFloat32),
-                           sizeof(ForwardMemory<Shape>), stream);
+    launch_crews<Shape>(balance_crew_fwd_kernel<Shape>, p, Type::kFloat32,
+                        sizeof(ForwardMemory<Shape>), scratch, stream);
   });
 }
 
