@@ -9,6 +9,7 @@ As a program it runs the same checks without pytest, and then prints times:
 
 from __future__ import annotations
 
+import os
 import sys
 import unittest
 from dataclasses import replace
@@ -140,6 +141,54 @@ def test_crews_stay_finite_however_large_the_logits():
             assert torch.isfinite(result).all() and torch.isfinite(grad).all(), f"{causal} {N} {size}"
 
 
+def forward_and_backward(logits: torch.Tensor, grad: torch.Tensor) -> list[torch.Tensor]:
+    options = (5, 0.75, "none", "full", 0, None, None)
+    result, terms = ops.balance_fwd(logits, *options)
+    return [result, ops.balance_bwd(grad, logits, terms, *options)]
+
+
+def test_crews_on_several_streams_at_once_give_the_bits_of_one():
+    on_gpu()
+    inputs = [(torch.randn(1, heads, N, N, device="cuda"), torch.randn(1, heads, N, N, device="cuda"))
+              for heads, N in ((8, 512), (32, 256), (8, 1024), (3, 700))]
+    alone = [forward_and_backward(*pair) for pair in inputs]
+    streams = [torch.cuda.Stream() for _ in range(3)]
+    for _ in range(20):
+        found = []
+        for stream in streams:
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                found.append([forward_and_backward(*pair) for pair in inputs])
+        torch.cuda.synchronize()
+        for some in found:
+            for expected, results in zip(alone, some):
+                assert all(torch.equal(a, b) for a, b in zip(expected, results))
+
+
+def test_crews_take_what_they_are_for_on_hopper():
+    on_gpu()
+    if torch.cuda.get_device_capability() != (9, 0) or "SINKHORN_CUDA_PORTABLE" in os.environ:
+        raise unittest.SkipTest("needs Hopper's kernels")
+    for N, forward, backward in ((129, "crew", "crew"), (512, "crew", "crew"),
+                                 (1024, "crew", "strip"), (1025, "strip", "strip")):
+        logits = torch.randn(1, 1, N, N, device="cuda")
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+            forward_and_backward(logits, logits)
+            torch.cuda.synchronize()
+        names = " ".join(event.key for event in profiler.key_averages())
+        for form, way in ((forward, "fwd"), (backward, "bwd")):
+            by_crew = f"balance_crew_{way}_kernel" in names
+            assert by_crew == (form == "crew"), f"{N} blocks, {way}: {names}"
+
+
+def test_an_empty_batch_is_no_work_for_a_crew():
+    on_gpu()
+    logits = torch.empty(0, 2, 200, 200, device="cuda", requires_grad=True)
+    result = ops.balance(logits, 5, 0.75, "none", "full", 0)
+    result.sum().backward()
+    assert result.shape == logits.shape and logits.grad.shape == logits.shape
+
+
 def test_pool_is_as_good_as_eager_for_wide_and_odd_rows_and_many_blocks():
     on_gpu()
     chosen = [Pool(mode, causal, mask, 2, L, block, E) for mode, causal in POOL_MODES
@@ -207,6 +256,8 @@ def main() -> None:
         try:
             test()
             print(f"passed  {name}", flush=True)
+        except unittest.SkipTest as reason:
+            print(f"skipped {name}: {reason}", flush=True)
         except Exception as error:  # noqa: BLE001  (whatever it is, it is this test's failure)
             failed += 1
             print(f"FAILED  {name}\n{str(error)[:3000]}", flush=True)

@@ -26,9 +26,9 @@ bool fits_a_warp_bwd(const BalanceParams& p) {
 }
 bool fits_a_head(const BalanceParams& p) { return p.blocks <= balance::kLargestHead; }
 bool fits_a_crew(const BalanceParams& p, int64_t largest) {
-  constexpr int kMostCtas = 16;
   return p.blocks <= largest && p.columns == Columns::kFull && p.iterations > 0 &&
-         p.iterations <= balance::kMostCrewSteps && on_hopper() && multiprocessors() >= kMostCtas;
+         p.iterations <= balance::kMostCrewSteps && on_hopper() &&
+         multiprocessors() >= balance::kMostCrewCtas;
 }
 bool fits_a_crew_fwd(const BalanceParams& p) { return fits_a_crew(p, balance::kLargestCrewFwd); }
 bool fits_a_crew_bwd(const BalanceParams& p) { return fits_a_crew(p, balance::kLargestCrewBwd); }

@@ -136,7 +136,7 @@ class Held {
   Memory& aside_;
 };
 
-// Four numbers that no kernel writes while this one runs, and that are read once.
+// Four numbers that no kernel writes while this one runs, and that need not be kept near.
 template <class T>
 __device__ __forceinline__ Four<T> load_input(const T* from) {
   Four<T> to;
@@ -244,7 +244,8 @@ __device__ __forceinline__ void load_x(const CrewArgs& t, const CrewPlace<Shape>
 }
 
 // Turns x into E = exp2(x - U - V), of which `v` has all columns and `u` the warp's rows. In this
-// order V is no less than any x - U that it was made from, however large, and E no more than 1.
+// order what is rounded at the size of x is x - U alone: E is 1 at most but for the rounding of V,
+// and finite however large x is.
 template <class Shape>
 __device__ __forceinline__ void make_shares(const CrewPlace<Shape>& at,
                                             const float (&v)[Shape::kColumns],

@@ -1,4 +1,4 @@
-// Balancing 129 to 1024 blocks with full columns and few iterations on Hopper: backward
+// Balancing 129 to 512 blocks with full columns and few iterations on Hopper: backward
 // (balance_crew.cuh).
 //
 // The equations are those of balance_strip_full_bwd.cu, with E = exp2(x - u0 - v1) once and

@@ -17,8 +17,8 @@ class CrewExchange {
   struct alignas(16) Memory {
     float stage[Shape::kWarps][kStaged];
   };
-  // Two sets of parts in turn: who writes to one has passed the barrier behind which the others had
-  // read it.
+  // Two sets of parts in turn: who writes to one again has passed the barrier of the other, which
+  // the others come to when they have read this one.
   static constexpr int kSets = 2;
   static constexpr int64_t kOfSet = int64_t{2} * Shape::kCtas * Shape::kColumns;  // numbers
 

@@ -8,7 +8,8 @@
 //
 // Where a column sums to less than 1 / kMostFactor in step 1, E has not all of what counts in it.
 // There v1 is taken from x as a sum with its largest element aside, and E = exp2(x - u0 - v1) from
-// then on. Kept for backward: u0 v1 u1 ... vK uK, N numbers each.
+// then on; so it is, a little slower, where nobody may read a column. Kept for backward: u0 v1 u1
+// ... vK uK, N numbers each.
 #include "kernels/cuda/balance_crew_launch.cuh"
 
 namespace sinkhorn::cuda::balance {

@@ -25,10 +25,11 @@ struct CrewScratch {
   int64_t arrivals, parts;  // bytes
 
   explicit CrewScratch(const BalanceParams& p) {
+    static_assert(Shape::kCtas <= kMostCrewCtas);
     using Exchange = CrewExchange<Shape, Shape::kColumns>;
     constexpr int64_t kLine = 128;
     const int64_t all = p.batch * p.heads;
-    heads = std::clamp<int64_t>(multiprocessors() / Shape::kCtas, 1, all);
+    heads = std::min(all, std::max<int64_t>(1, multiprocessors() / Shape::kCtas));
     arrivals = (all * static_cast<int64_t>(sizeof(unsigned)) + kLine - 1) / kLine * kLine;
     parts = heads * Exchange::kSets * Exchange::kOfSet * static_cast<int64_t>(sizeof(float));
   }

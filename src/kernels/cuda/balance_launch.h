@@ -13,6 +13,7 @@ inline constexpr int64_t kLargestHead = 128;      // blocks that one CTA balance
 inline constexpr int64_t kLargestCrewFwd = 1024;  // blocks that a crew of CTAs balances
 inline constexpr int64_t kLargestCrewBwd = 512;
 inline constexpr int kMostCrewSteps = 5;        // iterations that it does
+inline constexpr int kMostCrewCtas = 16;        // CTAs that it has
 inline constexpr int64_t kLargestStrip = 2048;  // blocks of which a CTA holds whole rows
 
 void head_full_fwd(const BalanceParams& p, Stream stream);

@@ -201,7 +201,8 @@ __device__ __forceinline__ Four<T> load_four(const T* from) {
   return to;
 }
 
-// The same of what an earlier launch has left and this one reads again and again.
+// The same of what an earlier launch has left and this one reads again and again, or of shared
+// memory.
 __device__ __forceinline__ Four32 load_kept(const float* from) {
   return *reinterpret_cast<const Four32*>(from);
 }

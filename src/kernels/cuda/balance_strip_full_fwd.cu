@@ -5,7 +5,7 @@
 //
 //   start     u0_i = lse_j(x_ij);  each slab's part of lse_i(x_ij - u0_i)
 //   step k    vk_j from the parts of all slabs, each CTA for itself;
-//             E_ij = exp2(x_ij - vk_j - u(k-1)_i),  s_i = sum_j E_ij,  uk = u(k-1) + log2 s;
+//             E_ij = exp2(x_ij - u(k-1)_i - vk_j),  s_i = sum_j E_ij,  uk = u(k-1) + log2 s;
 //             P_ij = E_ij / s_i is R behind the last step, else its column sums over the slab are
 //             the parts of v(k+1) = vk + log2(sum_i P_ij)
 //
