@@ -65,6 +65,10 @@ ROWS = [
     Row(1024, 64, goal=0.65),
     Row(1024, 64, columns="prefix", goal=0.65),
     Row(1024, 64, columns="prior", goal=0.65),
+    Row(256, 64),  # few blocks: the sort is inside attention, as at 1024
+    Row(512, 64),
+    Row(2048, 64),
+    Row(1024, 64, columns="prior", window=1),
     Row(4096, 64, columns="prior", window=1),  # the preset `default`
     Row(4096, 64, "window", goal=0.45),
     Row(65536, 64, "sortcut", goal=0.5),

@@ -81,12 +81,18 @@ SOME = [  # for what need not be asked of every case
     Attention("strict", "concat", 1, "none", B=2, H=2, L=320, block=64, D=32),
     Attention("strict", "concat", 0, "none", B=2, H=2, L=256, block=64, D=64),
     Attention("none", "concat", 0, "none", B=2, H=2, L=512, block=64, D=32),
+    Attention("none", "concat", 0, "none", B=2, H=2, L=768, block=64, D=64),
+    Attention("strict", "concat", 0, "none", B=2, H=2, L=512, block=64, D=40),
+    Attention("inclusive", "concat", 0, "none", B=2, H=2, L=128, block=64, D=64),
+    Attention("strict", "concat", 1, "none", B=2, H=2, L=896, block=64, D=64),
+    Attention("strict", "concat", 0, "none", B=1, H=2, L=2048, block=64, D=64),
     Attention("inclusive", "concat", 0, "none", B=2, H=2, L=112, block=16, D=72),
     Sortcut(2, "none", B=2, H=2, Lq=300, L=512, block=64, D=64),
     Sortcut(2, "right", B=2, H=2, Lq=300, L=500, block=32, D=64),
     Sortcut(3, "none", B=1, H=2, Lq=700, L=1000, block=64, D=128),
     Attention("strict", "concat", 0, "none", B=2, H=2, L=320, block=64, D=64, zero_rows=True),
     Attention("none", "outputs", 0, "none", B=2, H=2, L=144, block=16, D=128, zero_rows=True),
+    Attention("none", "concat", 0, "none", B=2, H=2, L=640, block=64, D=64, zero_rows=True),
     Attention("strict", "concat", 1, "none", B=2, H=2, L=320, block=64, D=64, zero_rows=True),
     Sortcut(2, "none", B=2, H=2, Lq=300, L=512, block=64, D=64, zero_rows=True),
     Sortcut(3, "none", B=1, H=2, Lq=300, L=640, block=64, D=128, zero_rows=True),
@@ -105,9 +111,11 @@ def group_cases(check: str, op: str, shard: int) -> list[Case]:
     if check == "causality":
         chosen = SOME + tile_cases.ATTENTION_TILES[::5] + tile_cases.BALANCE_TILES[::7]
         return [case for case in chosen if is_causal(case)]
-    if check == "blocks_apart":  # the sorts of few and of many blocks, and the library's
-        return [Attention(causal, "concat", window, "none", True, 1, 2, blocks * 64, 64, 32)
-                for blocks in (5, 20, 70, 131)
+    if check == "blocks_apart":  # the sorts of few and of many blocks, and the library's; D = 64:
+        # the sort inside attention
+        return [Attention(causal, "concat", window, "none", True, 1, 2, blocks * 64, 64, D)
+                for blocks, D in ((5, 32), (20, 32), (70, 32), (131, 32), (4, 64), (8, 64), (16, 64),
+                                  (28, 64))
                 for causal, window in (("strict", 0), ("strict", 1), ("inclusive", 0))]
     if check in ("dropout", "half_sort", "heads_apart"):
         more = tile_cases.FEW_BLOCKS if check == "heads_apart" else []
@@ -200,12 +208,14 @@ def group_names(options: argparse.Namespace) -> list[str]:
     return names
 
 
-def sanitize(device: str) -> None:
+def sanitize(device: str, match: str) -> None:
     """Ours alone, on inputs made on the CPU; every result is read back."""
     small = [case for case in SOME
              if getattr(case, "L", 0) <= 1000 and getattr(case, "N", 0) <= 130]
+    small += [Attention("none", "concat", 0, "none", B=17, H=1, L=1280, block=64, D=64)]
     small += [Balance(causal, "full", 2, B=1, H=1, N=N)  # crews of CTAs
               for causal, N in (("none", 200), ("none", 400), ("none", 600), ("strict", 600))]
+    small = [case for case in small if match in str(case)]
     count = 0
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
         for case in small[:: {torch.bfloat16: 1, torch.float16: 4, torch.float32: 2}[dtype]]:
@@ -239,7 +249,7 @@ def main() -> None:
     if options.sanitize or options.group:
         load_libraries(reference=not options.sanitize)
     if options.sanitize:
-        return sanitize(options.device)
+        return sanitize(options.device, options.match)
     if options.group:
         print(json.dumps(run_group(options.group, options)))
         return

@@ -80,6 +80,17 @@ def test_balance_is_as_good_as_eager_at_the_borders_of_its_tiles():
     assert not found, "\n".join(found)
 
 
+def test_balance_of_16384_blocks_is_as_good_as_eager():
+    on_gpu()
+    if torch.cuda.mem_get_info()[0] < 100 << 30:
+        raise unittest.SkipTest("needs 100 GiB for the reference in float64")
+    found = []
+    for causal, columns in (("none", "full"), ("strict", "prefix"), ("strict", "prior")):
+        found += faults([Balance(causal, columns, 2, B=1, H=1, N=16384)], "values", torch.float32)
+        torch.cuda.empty_cache()
+    assert not found, "\n".join(found)
+
+
 def test_balance_by_crews_is_as_good_as_eager():
     on_gpu()
     chosen = crew_cases()

@@ -151,8 +151,26 @@ def _long_blocks() -> list[Attention]:
             _attention(1, 2, 1152, 384, 40, "strict"), _attention(1, 2, 960, 320, 64, "strict")]
 
 
+def _sorting_blocks() -> list[Attention]:
+    """For attention_fwd_sorting, which sorts as well: an even number of whole blocks of 64, which
+    fill a cluster's CTAs or not; more heads than the card has clusters; and what is left to others:
+    an odd number, 34 of them, a short last block."""
+    rules = (("none", 0), ("strict", 0), ("inclusive", 0), ("strict", 1))
+    found = [_attention(B, H, blocks * 64, 64, D, causal, window)
+             for (blocks, B, H, D), (causal, window) in product((
+                 (2, 2, 3, 64), (4, 1, 2, 40), (6, 2, 2, 64), (8, 1, 3, 56), (10, 1, 2, 64),
+                 (14, 1, 2, 40), (16, 2, 2, 64), (18, 1, 2, 64), (26, 1, 1, 64), (32, 1, 2, 64)),
+                 rules)]
+    found += [_attention(B, 8, blocks * 64, 64, 64, causal, window)  # several heads a cluster
+              for (B, blocks), (causal, window) in product(
+                  ((80, 2), (50, 4), (25, 8), (14, 16), (7, 32)), (rules[0], rules[3]))]
+    return [*found, _attention(1, 2, 512, 64, 64, scale=-0.1), _attention(2, 2, 320, 64, 64),
+            _attention(1, 2, 34 * 64, 64, 64, "strict"), _attention(1, 2, 500, 64, 64, "strict"),
+            _attention(1, 2, 1024, 64, 64, "inclusive", 0, "holes")]
+
+
 ATTENTION_TILES = [*_attentions(), *_every_rule(), *MANY_BLOCKS, *_wide_pairs(),
-                   *_narrow_tiles(), *_long_blocks()]
+                   *_narrow_tiles(), *_long_blocks(), *_sorting_blocks()]
 
 
 def _few_blocks() -> list[Attention]:
@@ -217,6 +235,7 @@ def _zero_rows() -> list[Case]:
     found += [one(1120, 16, 32, causal, H=1) for causal in rules]
     found += [one(2096, 16, 64, causal, B=1, H=1) for causal in rules]
     found += [one(512, 64, 64, causal, B=12, H=8) for causal in rules]
+    found += [one(blocks * 64, 64, 64, causal, B=1) for blocks in (12, 16, 32) for causal in rules]
     cuts = [(1, 512, 64, 64), (2, 1024, 64, 64), (2, 1024, 64, 40), (7, 512, 32, 64),
             (12, 160, 8, 64), (3, 640, 64, 128), (40, 1120, 16, 64), (4, 1120, 16, 24),
             (3, 90, 30, 64)]

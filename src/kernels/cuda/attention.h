@@ -52,6 +52,7 @@ struct AttentionCall {
   Tokens query{}, key{}, value{}, out{};  // [B, H, Lq, D], [B, Hk, L, D]
   const void* sort = nullptr;             // [B, H, N, N] contiguous
   Type sort_type = Type::kFloat32;
+  bool keeps_sorted = true;      // forward: the sorted blocks are to be there when it is done
   void* sorted_key = nullptr;    // [B, H, rows * b, D] contiguous; combine = logits: K' + K
   void* sorted_value = nullptr;  // the same
   float* weight = nullptr;       // [B, H, rows, b + 1] or null where those of a row are the same
@@ -73,7 +74,11 @@ struct AttentionCall {
 // Whether these kernels compute it; if not, Torch's operations do.
 bool covers_attention(const AttentionCall& call);
 
-// out, stats and, with combine = outputs, sorted_out; the sorted blocks are read.
+// Whether forward sorts by itself: then it makes the sorted blocks and row_weight, which it reads
+// otherwise. Asked when `out` is known.
+bool sorts_itself(const AttentionCall& call);
+
+// out, stats and, with combine = outputs, sorted_out.
 void launch_attention_fwd(const AttentionCall& call, Stream stream);
 
 // In how many parts sortcut's backward adds up the gradients of sorted positions: `splits`. By the

@@ -2,6 +2,9 @@
 //
 // Forward                     for                                         CTA              measured
 //   attention_fwd_cut         sortcut, rows * b <= 128                    128 queries         52 us
+//   attention_fwd_sorting     a sort of up to 32 blocks of 64, an even    4 blocks       125, 107
+//                             number of them; no window, or the block
+//                             before under a causal rule
 //   attention_fwd_plain       a sort, no window, 64 % b == 0, any D       64 queries         105
 //                             a sort, b = 128                             128 queries        133
 //                             a sort, b a larger multiple of 128          128 queries        342
@@ -19,15 +22,19 @@
 //   attention_bwd_queries,    everything else                             64 of either  252 + 253
 //   attention_bwd_keys
 //
+// `sorting` sorts as well (16 blocks a head; with the sorted blocks kept for backward, and without;
+// a sort of its own and `plain` take 182); an even number, so that the halves of a CTA take turns
+// (attend_blocks). The others find sorted blocks in memory.
+//
 // Measured: on the H200, bf16, 65,536 tokens of 8 heads, D = 64; forward's `cut` and b = 64 at
 // f665537 (`plain` then loaded by cp.async), the rest of `plain` at dd7af67, backward's `cut`,
 // `pair`, `long` and `walk` after 5815d5b (b = 256: a sixteenth of 1,048,576 tokens; `pair` takes
 // 210 at D = 128, where the general ones took 573); what these replaced (attention_fwd at a sort,
 // `together`, the general ones at a window of 1) at 82822a9.
 //
-// `cut`, `plain`, `pair`, `long` and `walk` are Hopper's, for half types without masks, weights,
-// dropout or rows on top of one another: the common cases (with a sort at b = 64 they move 3.8 TB/s
-// of 4.1). `plain` and `pair` are for D <= 64 or where said so more, in tiles of
+// `cut`, `sorting`, `plain`, `pair`, `long` and `walk` are Hopper's, for half types without masks,
+// weights, dropout or rows on top of one another: the common cases (with a sort at b = 64 they move
+// 3.8 TB/s of 4.1). `plain` and `pair` are for D <= 64 or where said so more, in tiles of
 // 32 columns and up; the others for D in (32, 64]. `together` is for D <= 64 in half types. The
 // rest is instantiated for widths 32, 64, 128 and 256 (for_engine), and for float32 to 128
 // (for_float_engine). Key tiles are 64 positions throughout: with 128, D = 64 in backward takes
@@ -96,6 +103,14 @@ bool sees_tile_before(const AttentionCall& call) {
 bool takes_plain(const AttentionCall& call) {
   return takes_pair(call) || takes_long(call) || sees_tile_before(call);
 }
+// Blocks are tiles, and there is room for the clusters.
+bool takes_sorting(const AttentionCall& call) {
+  return call.rows > 0 && call.block == kTile && call.length % kTile == 0 &&
+         call.blocks <= kSortingBlocks && call.blocks % 2 == 0 && !is_narrow(call) &&
+         (sees_whole_tiles(call) || sees_tile_before(call)) && is_common(call) &&
+         can_describe(call) && can_describe(call, call.out, call.length) &&
+         most_shared() >= kSortingShared && sorting_clusters(call) > 0;
+}
 bool takes_walk(const AttentionCall& call) { return sees_tile_before(call) && !is_narrow(call); }
 
 }  // namespace
@@ -121,9 +136,12 @@ bool covers_attention(const AttentionCall& call) {
   return needed <= most_shared();
 }
 
+bool sorts_itself(const AttentionCall& call) { return takes_sorting(call); }
+
 void launch_attention_fwd(const AttentionCall& call, Stream stream) {
   if (call.type == Type::kFloat32) return launch_attention_fwd_float(call, stream);
   if (takes_cut(call)) return launch_attention_fwd_cut(call, stream);
+  if (takes_sorting(call)) return launch_attention_fwd_sorting(call, stream);
   if (takes_plain(call)) return launch_attention_fwd_plain(call, stream);
   launch_attention_fwd_general(call, stream);
 }

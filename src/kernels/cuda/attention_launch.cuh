@@ -123,12 +123,18 @@ inline int even_shares(int64_t heads, int tiles, int slots) {
   return best;
 }
 
+// Blocks of a head that attention_fwd_sorting goes to, and bytes of shared memory that it asks for
+// at most.
+constexpr int kSortingBlocks = 32, kSortingShared = 227 * 1024;
+
 // The block that attention_bwd_long is for.
 constexpr int kLongBlock = 4 * kTile;
 
 // The ways to do it, chosen in attention_dispatch.cu.
 void launch_attention_fwd_general(const AttentionCall& call, Stream stream);
 void launch_attention_fwd_plain(const AttentionCall& call, Stream stream);
+void launch_attention_fwd_sorting(const AttentionCall& call, Stream stream);
+int sorting_clusters(const AttentionCall& call);  // that the card has room for at a time
 void launch_attention_fwd_float(const AttentionCall& call, Stream stream);
 void launch_attention_bwd_parts(const AttentionCall& call, Stream stream);
 void launch_attention_bwd_together(const AttentionCall& call, Stream stream);

@@ -1,6 +1,6 @@
-// Tiles of tokens into shared memory by Hopper's bulk copies (sm_90a): one thread asks for 64 rows
-// of 64 or 32 numbers, and the hardware fetches them, lays them out as products want them
-// (hopper.cuh), puts zeros outside of the tensor, and counts the bytes in a barrier.
+// Tiles of tokens into shared memory by Hopper's bulk copies (sm_90a): one thread asks for rows, 64
+// as a rule, of 64 or 32 numbers, and the hardware fetches them, lays them out as products want
+// them (hopper.cuh), puts zeros outside of the tensor, and counts the bytes in a barrier.
 //
 // Copies by all threads (load_rows) cost each thread its addresses, and what they wrote has to be
 // published to the tensor cores with a fence that also waits for the copies still under way. This
@@ -30,9 +30,9 @@ inline auto tensor_describer() {
 }
 
 // Describes [batch, heads, positions, width] of a half type to the hardware, and that it is fetched
-// by 64 rows of so many columns.
+// by so many columns of so many rows.
 inline CUresult try_describe(CUtensorMap& map, const AttentionCall& call, const Tokens& x,
-                             int positions, int columns) {
+                             int positions, int columns, int rows = 64) {
   const auto bytes = [&](int size, int64_t stride) {  // that of a dimension of size 1 is arbitrary
     return static_cast<cuuint64_t>(size == 1 ? call.width : stride) * 2;
   };
@@ -41,7 +41,8 @@ inline CUresult try_describe(CUtensorMap& map, const AttentionCall& call, const 
       static_cast<cuuint64_t>(call.heads), static_cast<cuuint64_t>(call.batch)};
   const cuuint64_t strides[3] = {bytes(positions, x.token), bytes(call.heads, x.head),
                                  bytes(call.batch, x.batch)};
-  const cuuint32_t box[4] = {static_cast<cuuint32_t>(columns), 64, 1, 1}, steps[4] = {1, 1, 1, 1};
+  const cuuint32_t box[4] = {static_cast<cuuint32_t>(columns), static_cast<cuuint32_t>(rows), 1, 1};
+  const cuuint32_t steps[4] = {1, 1, 1, 1};
   const auto swizzle = columns == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B;
   const auto type = call.type == Type::kBFloat16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
                                                  : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
@@ -73,10 +74,10 @@ inline bool can_describe(const AttentionCall& call, const Tokens& x, int positio
 }
 
 // Of what can be.
-inline CUtensorMap describe(const AttentionCall& call, const Tokens& x, int positions,
-                            int columns) {
+inline CUtensorMap describe(const AttentionCall& call, const Tokens& x, int positions, int columns,
+                            int rows = 64) {
   CUtensorMap map;
-  const CUresult result = try_describe(map, call, x, positions, columns);
+  const CUresult result = try_describe(map, call, x, positions, columns, rows);
   if (result != CUDA_SUCCESS) {
     throw std::runtime_error("attention: the driver cannot describe a tensor (error " +
                              std::to_string(static_cast<int>(result)) + ")");
@@ -117,11 +118,14 @@ inline TokenMaps describe(const AttentionCall& call, int columns) {
   return maps;
 }
 
-// A barrier in shared memory that one thread's copies complete, again and again. The thread that
-// readies it publishes it (publish_writes) before the others are let on.
-__device__ __forceinline__ void ready_barrier(uint64_t* barrier) {
+// A barrier in shared memory that so many arrivals complete, again and again: one, if it is for one
+// thread's copies. The thread that readies it publishes it (publish_writes) before the others are
+// let on.
+__device__ __forceinline__ void ready_barrier(uint64_t* barrier, int arrivals = 1) {
 #if SINKHORN_HOPPER
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(barrier)) : "memory");
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)),
+               "r"(arrivals)
+               : "memory");
 #endif
 }
 // By that thread, before it asks for so many bytes.
@@ -147,8 +151,8 @@ __device__ __forceinline__ void await_bytes(uint64_t* barrier, int parity) {
   } while (done == 0);
 #endif
 }
-// Asks for 64 rows of as many numbers as the map says, from `column` of position `first` on, which
-// may lie outside.
+// Asks for as many rows of as many numbers as the map says, from `column` of position `first` on,
+// which may lie outside.
 __device__ __forceinline__ void copy_box(void* to, const CUtensorMap& map, uint64_t* barrier,
                                          int column, int first, int head, int batch) {
 #if SINKHORN_HOPPER

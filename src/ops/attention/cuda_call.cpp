@@ -148,10 +148,11 @@ void CudaAttention::forward(const Tensor& out, const Tensor& stats, const Tensor
   // With combine = outputs the kernel puts the sorted term aside in rows of its own width.
   const Tensor aside = sorted_out.dim() > 1 ? writable(sorted_out, call.width) : sorted_out;
   set_saved(stats, sorted_key_, sorted_value_, weight, aside, rng);
-  if (call.rows > 0) sort_blocks(sorted_key_, sorted_value_);
-  if (call.combine == Combine::kLogits) at_tokens(sorted_key_).add_(keep_real(key_));
   const Tensor written = writable(out, call.width);
   call.out = tokens_of(written);
+  call.keeps_sorted = kept;
+  if (call.rows > 0 && !cuda::sorts_itself(call)) sort_blocks(sorted_key_, sorted_value_);
+  if (call.combine == Combine::kLogits) at_tokens(sorted_key_).add_(keep_real(key_));
   cuda::launch_attention_fwd(call, stream);
   hand_over(out, written);
   if (aside.dim() > 1) hand_over(sorted_out, aside);
