@@ -12,6 +12,7 @@
 #include "cli/commands.h"
 #include "cli/fields.h"
 #include "sinkhorn/error.h"
+#include "train/notice.h"
 
 namespace sinkhorn::cli {
 namespace {
@@ -116,6 +117,8 @@ int fail(const std::string& message, int code) {
 
 int main(int argc, char** argv) {
   using sinkhorn::cli::fail, sinkhorn::cli::kOutOfMemory;
+  sinkhorn::train::send_notices(
+      [](const std::string& line) { std::cerr << "sinkhorn: " << line << "\n"; });
   try {
     const int code = sinkhorn::cli::run(argc, argv);
     if (!std::cout.flush()) return fail("standard output cannot be written", 1);

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <charconv>
-#include <cstdio>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <string_view>
@@ -14,6 +13,7 @@
 #include "report/figure.h"
 #include "sinkhorn/error.h"
 #include "train/events.h"
+#include "train/notice.h"
 #include "train/task_info.h"
 
 namespace sinkhorn::train {
@@ -268,7 +268,7 @@ std::optional<fs::path> RunFolder::newest() const {
   const std::map<int64_t, fs::path> steps = steps_in(root_);
   for (auto step = steps.rbegin(); step != steps.rend(); ++step) {
     if (reads_back(step->second)) return step->second;
-    std::fprintf(stderr, "sinkhorn: %s: damaged; left out\n", step->second.c_str());
+    notice(step->second.string() + ": damaged; left out");
   }
   return std::nullopt;
 }

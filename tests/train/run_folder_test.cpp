@@ -12,6 +12,7 @@
 
 #include "scratch.h"
 #include "sinkhorn/error.h"
+#include "train/notice.h"
 
 namespace sinkhorn::train {
 namespace {
@@ -155,7 +156,12 @@ TEST(RunFolder, FallsBackToACheckpointThatReads) {
   for (const int64_t step : {100, 200, 300}) save(run, step, 3);
   const fs::path folder = scratch / "run/checkpoints";
   fs::resize_file(folder / "step-00000300.safetensors", 50);
+  std::vector<std::string> told;
+  send_notices([&](const std::string& line) { told.push_back(line); });
   EXPECT_EQ(step_of(run.newest()), "200");
+  send_notices(nullptr);
+  EXPECT_EQ(told,
+            std::vector{(folder / "step-00000300.safetensors").string() + ": damaged; left out"});
   // The run goes on from 200; the broken file must not crowd out what it saves.
   save(run, 250, 1);
   EXPECT_EQ(step_of(run.newest()), "250");
