@@ -20,7 +20,7 @@
 // slice's sources begin a row more than their length apart, so that the same piece of eight sources
 // lies in eight banks; sorted blocks begin where the rows sent to them have the same turn.
 //
-// docs/performance.md says what bounds it: copies between shared memories, 8 bytes a cycle.
+// docs/performance.md says what bounds it: the round of the slices, sending above all.
 #pragma once
 
 #include "kernels/cuda/attention_fwd.cuh"

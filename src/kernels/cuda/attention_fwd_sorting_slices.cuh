@@ -199,7 +199,7 @@ __device__ __forceinline__ void for_rows(const SortingWork<F>& work, int flat, i
 }
 
 // The rows of a slice that a warp has sorted to the sorted blocks of this CTA, when they may be
-// written: the copies between shared memories, which bound this kernel, are left to the others'.
+// written: copies between shared memories are slow, and left to the rows of other CTAs.
 template <class F>
 __device__ __forceinline__ void keep_rows(const SortingWork<F>& work, int n, int warp, int lane) {
   using Rows = SortingRows<F>;
