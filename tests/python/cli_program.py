@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import support
 
@@ -27,8 +29,11 @@ COMMANDS = {
 
 
 def run(*words: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([str(PROGRAM), *map(str, words)], cwd=cwd, capture_output=True,
-                          text=True, timeout=300, check=False)
+    """What it prints is given as it is: texts of models may hold line ends of every kind."""
+    done = subprocess.run([str(PROGRAM), *map(str, words)], cwd=cwd, capture_output=True,
+                          timeout=300, check=False)
+    return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(),
+                                       done.stderr.decode())
 
 
 def output(*words: str | Path) -> str:
@@ -37,6 +42,11 @@ def output(*words: str | Path) -> str:
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     return done.stdout
+
+
+def objects(text: str) -> list[dict[str, Any]]:
+    """Of JSON lines. A text in one may hold what splitlines takes for the end of a line."""
+    return [json.loads(line) for line in text.split("\n")[:-1]]
 
 
 def refusal(*words: str | Path, code: int = 2) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from cli_program import PROGRAM, output, refusal, run
+from cli_program import PROGRAM, objects, output, refusal, run
 from export_program import evaluated
 from train_program import SMALL, Settings, sort_task, tensors, text_task, train
 
@@ -66,8 +66,7 @@ def labelled(folder: Path) -> list[list[str]]:
 
 
 def verdicts(run_folder: Path, *words: Any) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in
-            output("classify", run_folder, "--json", *map(str, words)).splitlines()]
+    return objects(output("classify", run_folder, "--json", *map(str, words)))
 
 
 def piped(*words: Any, given: bytes) -> tuple[int, str, str]:
@@ -191,7 +190,7 @@ def test_files_pipes_and_line_ends(reviews: Path, tmp_path: Path) -> None:
         truth = truth or said
         assert said == truth, name
         assert piped(reviews, "-", "--json", given=text.encode()) == (0, truth, ""), name
-    assert [json.loads(line)["text"] for line in truth.splitlines()] == texts
+    assert [line["text"] for line in objects(truth)] == texts
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     with subprocess.Popen(["sh", "-c", f"cat '{file}' > '{pipe}'"]) as writer:

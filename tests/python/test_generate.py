@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import struct
@@ -13,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from cli_program import PROGRAM, output, refusal, run
+from cli_program import PROGRAM, objects, output, refusal, run
 from train_program import SMALL, Settings, classify_task, sort_task, text_task, train
 
 IMAGE = 3 * 32 * 32
@@ -77,8 +76,7 @@ def recall_run(folder: Path) -> Path:
 
 
 def samples(run_folder: Path, *words: Any) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in
-            output("generate", run_folder, "--json", *map(str, words)).splitlines()]
+    return objects(output("generate", run_folder, "--json", *map(str, words)))
 
 
 def byte_text(ids: list[int]) -> str:
@@ -231,7 +229,7 @@ def test_an_interrupted_text_is_kept(text_run: Path) -> None:
     text, errors = process.communicate(timeout=120)
     assert errors == ""
     assert process.returncode == 128 + signal.SIGINT
-    lines = [json.loads(line) for line in text.splitlines()]
+    lines = objects(text)
     assert len(lines) == 3000
     assert {line["stop"] for line in lines} == {"interrupted"}
     assert all(1 <= len(line["ids"]) < 60 for line in lines)
@@ -313,9 +311,8 @@ def test_the_upper_half_of_an_image_is_completed(pixels_run: Path, tmp_path: Pat
     grids = []
     for name, more in (("one.png", []), ("two.bin", ["--image-index", "1"])):
         out = tmp_path / f"{name}.out.png"
-        found = [json.loads(line) for line in
-                 output("generate", pixels_run, "--image", tmp_path / name, *more, "--json",
-                        "--samples", "2", "--out", out).splitlines()]
+        found = objects(output("generate", pixels_run, "--image", tmp_path / name, *more, "--json",
+                               "--samples", "2", "--out", out))
         width, height, rows = read_png(out)
         assert (width, height) == (4 * 34 - 2, 32)
         assert tile(rows, 0) == values

@@ -12,15 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_program import output, refusal, run
+from cli_program import objects, output, refusal, run
 from serve_program import HEAD, Server, Stream
 from serve_runs import folder, server, text_run  # noqa: F401
 from train_program import sort_task, train
 
 
 def generated(run_folder: Path, *words: Any) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in
-            output("generate", run_folder, "--json", *map(str, words)).splitlines()]
+    return objects(output("generate", run_folder, "--json", *map(str, words)))
 
 
 # ------------------------------------------------------------------------------- completions
