@@ -40,6 +40,8 @@ struct Item {
 using ItemSink = std::function<void(const Item&)>;
 using Format = void (*)(const Source&, const ItemSink&);
 
+int64_t total_bytes(const std::vector<Source>& files);
+
 struct Corpus {
   std::string name;
   Format format;
