@@ -155,9 +155,9 @@ TEST(CheckAttention, WhatDoesNotGoTogether) {
       {false, [](auto& c) { c.pooling = "recent"; },
        "pooling 'recent' looks back and is for decoders only"},
       {false, [](auto& c) { c.columns = "prefix"; },
-       "columns 'prefix' is causal and for decoders only; encoders use 'full'"},
+       "columns 'prefix' is causal and for decoders only; encoders take 'full' or 'none'"},
       {false, [](auto& c) { c.columns = "prior"; },
-       "columns 'prior' is causal and for decoders only; encoders use 'full'"},
+       "columns 'prior' is causal and for decoders only; encoders take 'full' or 'none'"},
   };
   for (const Refused& r : cases) {
     AttentionConfig config;
