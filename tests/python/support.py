@@ -35,6 +35,12 @@ def devices() -> list[str]:
     return ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
 
 
+def takes_hoppers_kernels() -> bool:
+    """As src/kernels/cuda/device.cu decides for the current card."""
+    portable = os.environ.get("SINKHORN_CUDA_PORTABLE", "") not in ("", "0")
+    return torch.cuda.get_device_capability() == (9, 0) and not portable
+
+
 def generator(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 

@@ -3,7 +3,6 @@ does there; and forward with the sort inside. Skipped where there is none."""
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,18 +12,17 @@ import torch
 from torch import Tensor
 
 from cases import Attention
-from support import call, cast, load_libraries
+from support import call, cast, load_libraries, takes_hoppers_kernels
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 # Forward and backward twice: the second time everything is warm, and must change no bit. On Hopper
 # the kernels are those of the dispatch table, not the general ones.
 PROGRAM = """
-import os
 import sys
 
 import torch
-from support import load_libraries
+from support import load_libraries, takes_hoppers_kernels
 
 load_libraries()
 kind = sys.argv[1]
@@ -55,8 +53,7 @@ first, second = gradients(), gradients()
 for name, a, b in zip(("query", "key", "value", "sort"), first, second):
     assert torch.isfinite(a).all(), name
     assert torch.equal(a, b), name + ": the first backward differs from the second"
-portable = "SINKHORN_CUDA_PORTABLE" in os.environ
-if torch.cuda.get_device_capability() == (9, 0) and not portable:
+if takes_hoppers_kernels():
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
         gradients()
         torch.cuda.synchronize()
@@ -75,11 +72,6 @@ def test_a_thread_that_begins_with_backward_takes_the_same_kernels_as_later(kind
     assert found.returncode == 0 and found.stdout.strip() == "equal", found.stderr[-2000:]
 
 
-def takes_hoppers() -> bool:
-    return torch.cuda.get_device_capability() == (9, 0) and (
-        "SINKHORN_CUDA_PORTABLE" not in os.environ)
-
-
 def forward(case: Attention, inputs: dict[str, Tensor | None], keeps: bool) -> Tensor:
     """With gradients sorted blocks are kept for backward, without they need never be written."""
     with torch.set_grad_enabled(keeps):
@@ -91,7 +83,7 @@ def forward(case: Attention, inputs: dict[str, Tensor | None], keeps: bool) -> T
                                             (34, False)])
 @pytest.mark.parametrize("keeps", [True, False])
 def test_few_blocks_are_sorted_inside_attention(blocks: int, inside: bool, keeps: bool) -> None:
-    if not takes_hoppers():
+    if not takes_hoppers_kernels():
         pytest.skip("needs Hopper's kernels")
     load_libraries()
     case = Attention("strict", "concat", 0, "none", True, 1, 2, blocks * 64, 64, 64)

@@ -9,7 +9,6 @@ As a program it runs the same checks without pytest, and then prints times:
 
 from __future__ import annotations
 
-import os
 import sys
 import unittest
 from dataclasses import replace
@@ -22,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import comparison  # noqa: E402  (found through the path set above)
 import gpu_checks  # noqa: E402
 from cases import BALANCE_RULES, POOL_MODES, Balance, Case, Pool  # noqa: E402
-from support import load_libraries, randn, value_and_grads  # noqa: E402
+from support import load_libraries, randn, takes_hoppers_kernels, value_and_grads  # noqa: E402
 
 ops = torch.ops.sinkhorn
 SIZES = (15, 16, 17, 32, 33, 64, 65, 128, 129, 160, 161, 257, 516, 1030)
@@ -178,7 +177,7 @@ def test_crews_on_several_streams_at_once_give_the_bits_of_one():
 
 def test_crews_take_what_they_are_for_on_hopper():
     on_gpu()
-    if torch.cuda.get_device_capability() != (9, 0) or "SINKHORN_CUDA_PORTABLE" in os.environ:
+    if not takes_hoppers_kernels():
         raise unittest.SkipTest("needs Hopper's kernels")
     for N, forward, backward in ((129, "crew", "crew"), (512, "crew", "crew"),
                                  (1024, "crew", "strip"), (1025, "strip", "strip")):

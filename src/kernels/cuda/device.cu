@@ -1,11 +1,22 @@
 #include <cstdlib>
+#include <string_view>
 
 #include "kernels/cuda/attention_launch.cuh"
 
 namespace sinkhorn::cuda {
 
+namespace {
+
+bool asks_for_portable() {
+  const char* value = std::getenv("SINKHORN_CUDA_PORTABLE");
+  const std::string_view word = value == nullptr ? "" : value;
+  return !word.empty() && word != "0";
+}
+
+}  // namespace
+
 bool on_hopper() {
-  static const bool portable = std::getenv("SINKHORN_CUDA_PORTABLE") != nullptr;
+  static const bool portable = asks_for_portable();
   if (portable || !SINKHORN_BUILT_FOR_HOPPER) return false;
   int device = 0, major = 0, minor = 0;
   check(cudaGetDevice(&device), "device");
