@@ -1,4 +1,4 @@
-// The equations of SPEC.md section 2, written out with every block, mask and pair explicit.
+// The equations of docs/spec.md, written out with every block, mask and pair explicit.
 //
 // Selection. What is masked, not allowed or not visible is replaced by a constant with `where`
 // before any arithmetic touches it, pair by pair: a query multiplies a copy of the keys in which

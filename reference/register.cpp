@@ -1,5 +1,5 @@
-// Offers the reference to Python as torch.ops.sinkhorn_reference.*, with the schemas of SPEC.md
-// section 2 less dropout_p. A definition given with its function is CompositeImplicitAutograd: the
+// Offers the reference to Python as torch.ops.sinkhorn_reference.*, with the schemas of
+// docs/spec.md less dropout_p. A definition given with its function is CompositeImplicitAutograd: the
 // dispatcher looks through it to the ATen calls inside, so autograd flows.
 #include <torch/library.h>
 

@@ -5,7 +5,7 @@ A ratio of two errors needs enough of them: cheap cases are drawn three times, a
 numbers (`sort` of one block) again and again with other seeds. It also says nothing where eager is
 exact by luck, so a floor of a few 1e-8 of the call's largest tensor is added. Cases marked
 degenerate have a softmax over one or two keys, whose gradient is 0 on paper and in eager code;
-their floor is a few float32 roundings or, in half types, the one rounding that SPEC section 2
+their floor is a few float32 roundings or, in half types, the one rounding that docs/spec.md
 grants to R and the sorted blocks.
 """
 

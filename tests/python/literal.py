@@ -1,4 +1,4 @@
-"""SPEC.md section 2 once more, a sum at a time in plain Python, read from the text alone.
+"""Section 2 of docs/spec.md once more, a sum at a time in plain Python, read from the text alone.
 
 It checks the operators and the C++ reference against something that shares no code and no author's
 reading with either. float64, tiny sizes; nested lists in and out.

@@ -1,4 +1,4 @@
-"""Operators and reference against literal.py, the equations of SPEC section 2 written out in plain
+"""Operators and reference against literal.py, the equations of docs/spec.md written out in plain
 Python: a reading of the text that shares nothing with the C++."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Nonsense throws, with the offending value in the message: a test for each item of SPEC section 2.
+"""Nonsense throws, with the offending value in the message: a test for each item of docs/spec.md.
 
 Each case takes a good call and spoils one argument. It runs on real and on Meta tensors, since
 under torch.compile the latter is where a user meets the error.

@@ -1,5 +1,5 @@
 """Values a reader can check by hand or against PyTorch's own attention, sentence by sentence of
-SPEC section 2."""
+docs/spec.md."""
 
 from __future__ import annotations
 
