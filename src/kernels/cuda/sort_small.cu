@@ -1,7 +1,7 @@
 #include <algorithm>
 
 #include "kernels/cuda/attention_launch.cuh"
-#include "kernels/cuda/sort_small.cuh"
+#include "kernels/cuda/undo_small.cuh"
 
 namespace sinkhorn::cuda {
 namespace {

@@ -1,8 +1,7 @@
-// The sort and its backward for heads of 9 to 64 blocks: R stays on the chip, blocks pass by once.
+// The sort for heads of 9 to 64 blocks, and what undoing it (undo_small.cuh) shares: R stays on the
+// chip, blocks pass by once.
 //
-//   sort    x'[i, c] = sum_j R[i, j] x[j, c]                    reads x, writes x'
-//   undo    dR[i, j] = sum_c dx'[i, c] x[j, c]                  reads dx', x and the local part of
-//           dx[j, c] = local + sum_i R[i, j] dx'[i, c]          dx, writes dx
+//   x'[i, c] = sum_j R[i, j] x[j, c]                            reads x, writes x'
 //
 // Columns c = (p, d) run over the b * D numbers of a block. A CTA takes a share of a head's columns
 // in tiles of 128 (sort) or 64 (undo) bytes a thread, kN rows, kN = 16, 32 or 64 the next size to
@@ -106,32 +105,36 @@ constexpr int sort_small_shared() {
          static_cast<int>(sizeof(T));
 }
 
-// Grid: shares of the columns of keys and values, heads: R is read once for both.
+// One CTA's share of a head's sort. Of 16-row and 8-column tiles a warp has kM by kTiles8.
 template <class T, int kN, int kCtaThreads>
-__global__ void __launch_bounds__(kCtaThreads, kSmallSortCtas<T, kN, kCtaThreads>)
-    sort_small_kernel(const __grid_constant__ AttentionCall p) {
-  constexpr int kColumns = kSmallSortColumns<T, kN, kCtaThreads>;
-  constexpr int kPitch = kColumns + kPad, kPitchA = kN + kPad;
-  constexpr int kM = kN >= 32 ? 2 : 1;  // 16-row and 8-column tiles of a warp
-  constexpr int kTiles8 = kN * kColumns / (4 * kCtaThreads) / kM;
-  extern __shared__ __align__(16) unsigned char shared[];
-  T* const tiles = reinterpret_cast<T*>(shared);  // [stage]
-  T* const a_tile = tiles + kSortStages * kN * kPitch;
+struct SmallSort {
+  static constexpr int kColumns = kSmallSortColumns<T, kN, kCtaThreads>;
+  static constexpr int kPitch = kColumns + kPad, kPitchA = kN + kPad;
+  static constexpr int kM = kN >= 32 ? 2 : 1;
+  static constexpr int kTiles8 = kN * kColumns / (4 * kCtaThreads) / kM;
+  using Results = float[kM][kTiles8][4];
 
-  const SortHead<T> h(p, blockIdx.y);
+  const AttentionCall& p;
+  const SortHead<T>& h;
+  T* const tiles;  // [stage][kN][kPitch]
+  T* const a_tile = tiles + kSortStages * kN * kPitch;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int row = kN == 64 ? warp % 2 * 32 : 0;
   const int column = (kN == 64 ? warp / 2 : warp) * kTiles8 * 8;
   const int columns = h.columns();
-  const PieceWalk<T, kColumns, kCtaThreads> walk;
-  const TileWalk turns(columns, kColumns);
-  const bool last_share = blockIdx.x + 1 == gridDim.x;  // it may have a tile less: it weighs rows
-  const auto load = [&](int step) {
+  const PieceWalk<T, kColumns, kCtaThreads> walk{};
+  const TileWalk turns{columns, kColumns};
+
+  __device__ __forceinline__ T* tile_of(int step) const {
+    return tiles + step % kSortStages * kN * kPitch;
+  }
+  // Asks for the tile of a step, if there is one.
+  __device__ __forceinline__ void load(int step) const {
     if (step < turns.count) {
       const ColumnPlace place(p, turns.index(step) * kColumns + walk.column);
       const Tokens& view = turns.side(step) == 0 ? p.key : p.value;
       const T* const x = head_of<const T>(view, p.sequences, h.batch, h.key_head);
-      T* const tile = tiles + step % kSortStages * kN * kPitch + walk.column;
+      T* const tile = tile_of(step) + walk.column;
       const T* const from = x + place.offset * view.token + place.d;
       const int64_t block_stride = p.block * view.token;
 #pragma unroll
@@ -142,18 +145,8 @@ __global__ void __launch_bounds__(kCtaThreads, kSmallSortCtas<T, kN, kCtaThreads
       }
     }
     commit_copies();
-  };
-  load(0);
-  load(1);
-  load_relaxed<T, kN, kCtaThreads>(a_tile, p, h.flat_head,
-                                   last_share ? row_weights_of(p, h.flat_head) : nullptr);
-
-  for (int step = 0; step < turns.count; ++step) {
-    wait_copies<1>();
-    __syncthreads();
-    load(step + 2);
-    T* const tile = tiles + step % kSortStages * kN * kPitch;
-    float acc[kM][kTiles8][4] = {};
+  }
+  __device__ __forceinline__ void multiply(Results& acc, const T* tile) const {
 #pragma unroll
     for (int k = 0; k < kN / 16; ++k) {
       Operand<T> a[kM];
@@ -169,8 +162,9 @@ __global__ void __launch_bounds__(kCtaThreads, kSmallSortCtas<T, kN, kCtaThreads
         if constexpr (kM == 2) mma_pair<T>(acc[1][n], acc[1][n + 1], high, right);
       }
     }
-    __syncthreads();
-    const int side = turns.side(step), c0 = turns.index(step) * kColumns;
+  }
+  // Results into the tile that they were made from; what is not finite is added up again.
+  __device__ __forceinline__ void put(Results& acc, T* tile, int side, int c0) const {
 #pragma unroll
     for (int m = 0; m < kM; ++m) {
 #pragma unroll
@@ -191,7 +185,8 @@ __global__ void __launch_bounds__(kCtaThreads, kSmallSortCtas<T, kN, kCtaThreads
         store_pair(tile + (r + 8) * kPitch + c, acc[m][n][2], acc[m][n][3]);
       }
     }
-    __syncthreads();
+  }
+  __device__ __forceinline__ void store(const T* tile, int side, int c0) const {
     if (c0 + walk.column < columns) {
       T* const out = static_cast<T*>(side == 0 ? p.sorted_key : p.sorted_value) +
                      h.flat_head * p.rows * columns + c0 + walk.column;
@@ -205,203 +200,34 @@ __global__ void __launch_bounds__(kCtaThreads, kSmallSortCtas<T, kN, kCtaThreads
       }
     }
   }
-}
+};
 
-constexpr int kUndoStages = 2;
+// Grid: shares of the columns of keys and values, heads: R is read once for both.
 template <class T, int kN, int kCtaThreads>
-constexpr int undo_small_shared() {
-  return kN * (kUndoStages * 3 * (kSmallUndoColumns<T, kN, kCtaThreads> + kPad) + kN + kPad) *
-         static_cast<int>(sizeof(T));
-}
-
-// Grid: shares of the columns, heads, from the last to the first: what attention wrote last is
-// still in the second-level cache. partial [shares, B, H, rows, N].
-template <class T, int kN, int kCtaThreads>
-__global__ void __launch_bounds__(kCtaThreads, kSmallUndoCtas<T, kN, kCtaThreads>)
-    undo_small_kernel(const __grid_constant__ AttentionCall p, float* partial) {
-  constexpr int kColumns = kSmallUndoColumns<T, kN, kCtaThreads>;
-  constexpr int kPitch = kColumns + kPad, kPitchA = kN + kPad, kSize = kN * kPitch;
-  constexpr bool kApart = kN < 64;  // warps take columns apart
-  static_assert(!kApart || kCtaThreads == 128);
-  constexpr int kM = kN >= 32 ? 2 : 1;  // of a warp's dx, kM by kTiles8; of its dR, by kTilesR
-  constexpr int kTiles8 = kN * kColumns / (4 * kCtaThreads) / kM;
-  constexpr int kTilesR = kApart ? kN / 8 : kN * kN / (4 * kCtaThreads) / kM;
+__global__ void __launch_bounds__(kCtaThreads, kSmallSortCtas<T, kN, kCtaThreads>)
+    sort_small_kernel(const __grid_constant__ AttentionCall p) {
   extern __shared__ __align__(16) unsigned char shared[];
-  T* const tiles = reinterpret_cast<T*>(shared);  // [stage][dx', x, dx]
-  T* const a_tile = tiles + kUndoStages * 3 * kSize;
+  using Work = SmallSort<T, kN, kCtaThreads>;
+  const SortHead<T> h(p, blockIdx.y);
+  const Work work{p, h, reinterpret_cast<T*>(shared)};
+  const bool last_share = blockIdx.x + 1 == gridDim.x;  // it may have a tile less: it weighs rows
+  work.load(0);
+  work.load(1);
+  load_relaxed<T, kN, kCtaThreads>(work.a_tile, p, h.flat_head,
+                                   last_share ? row_weights_of(p, h.flat_head) : nullptr);
 
-  const SortHead<T> h(p, gridDim.y - 1 - blockIdx.y);
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int row = kApart ? 0 : warp % 2 * 32;  // of both results
-  const int column = (kApart ? warp : warp / 2) * kTiles8 * 8,
-            column_r = kApart ? 0 : warp / 2 * kTilesR * 8;
-  const int columns = h.columns();
-  const PieceWalk<T, kColumns, kCtaThreads> walk;
-  const TileWalk turns(columns, kColumns);
-
-  const auto load = [&](int step) {
-    if (step < turns.count) {
-      const int side = turns.side(step);
-      const int c = turns.index(step) * kColumns + walk.column;
-      const ColumnPlace place(p, c);
-      T* const tile = tiles + step % kUndoStages * 3 * kSize + walk.column;
-      const T* const change =
-          static_cast<const T*>(side == 0 ? p.grad_sorted_key : p.grad_sorted_value) +
-          h.flat_head * p.rows * columns;
-      const Tokens& view = side == 0 ? p.key : p.value;
-      const Tokens& gradient = side == 0 ? p.grad_key : p.grad_value;
-      const T* const x = head_of<const T>(view, p.sequences, h.batch, h.key_head);
-      const T* const local = head_of<const T>(gradient, p.sequences, h.batch, h.key_head);
-      const T* const from_x = x + place.offset * view.token + place.d;
-      const T* const from_local = local + place.offset * gradient.token + place.d;
-#pragma unroll
-      for (int r = 0; r < kN; r += walk.kRowsApart) {
-        const int at = walk.row + r;
-        const bool sorted_there = place.exists && at < p.rows;
-        const bool there = token_there(p, h.real, at, place), adds = there && !p.sortcut;
-        copy_async(tile + at * kPitch,
-                   change + (sorted_there ? static_cast<int64_t>(at) * columns + c : 0),
-                   sorted_there);
-        copy_async(tile + kSize + at * kPitch, there ? from_x + at * (p.block * view.token) : x,
-                   there);
-        copy_async(tile + 2 * kSize + at * kPitch,
-                   adds ? from_local + at * (p.block * gradient.token) : x, adds);
-      }
-    }
-    commit_copies();
-  };
-  load(0);
-  load_relaxed<T, kN, kCtaThreads>(a_tile, p, h.flat_head);
-
-  float dr[kM][kTilesR][4] = {};
-  for (int step = 0; step < turns.count; ++step) {
-    load(step + 1);
+  for (int step = 0; step < work.turns.count; ++step) {
     wait_copies<1>();
     __syncthreads();
-    T* const change = tiles + step % kUndoStages * 3 * kSize;
-    const T* const x = change + kSize;
-    T* const local = change + 2 * kSize;
-    // dR += dx' x': over the tile's columns, or a warp's own.
-#pragma unroll
-    for (int k = 0; k < (kApart ? kTiles8 * 8 : kColumns); k += 16) {
-      const int at = (kApart ? column : 0) + k;
-      Operand<T> left[kM], b;
-#pragma unroll
-      for (int m = 0; m < kM; ++m) load_a<kPitch>(left[m], change, row + m * 16, at, lane);
-      const auto &low = ready(left[0]), &high = ready(left[kM - 1]);
-#pragma unroll
-      for (int n = 0; n < kTilesR; n += 2) {
-        load_b<kPitch>(b, x, column_r + n * 8, at, lane);
-        const auto& right = ready(b);
-        mma_pair<T>(dr[0][n], dr[0][n + 1], low, right);
-        if constexpr (kM == 2) mma_pair<T>(dr[1][n], dr[1][n + 1], high, right);
-      }
-    }
-    // dx = local + R' dx', each lane's numbers in place of the local ones it reads.
-    float acc[kM][kTiles8][4] = {};
-#pragma unroll
-    for (int k = 0; k < kN / 16; ++k) {
-      Operand<T> a[kM];  // R', rows j
-#pragma unroll
-      for (int m = 0; m < kM; ++m) {
-        load_a_transposed<kPitchA>(a[m], a_tile, row + m * 16, k * 16, lane);
-      }
-      const auto &low = ready(a[0]), &high = ready(a[kM - 1]);
-#pragma unroll
-      for (int n = 0; n < kTiles8; n += 2) {
-        Operand<T> b;
-        load_b_transposed<kPitch>(b, change, column + n * 8, k * 16, lane);
-        const auto& right = ready(b);
-        mma_pair<T>(acc[0][n], acc[0][n + 1], low, right);
-        if constexpr (kM == 2) mma_pair<T>(acc[1][n], acc[1][n + 1], high, right);
-      }
-    }
-    const int side = turns.side(step), c0 = turns.index(step) * kColumns;
-#pragma unroll
-    for (int m = 0; m < kM; ++m) {
-#pragma unroll
-      for (int n = 0; n < kTiles8; ++n) {
-        const int r = row + m * 16 + lane / 4, c = column + n * 8 + lane % 4 * 2;
-        bool finite = true;
-#pragma unroll
-        for (int e = 0; e < 4; ++e) finite &= isfinite(acc[m][n][e]);
-        if (!finite) {
-          const T* const from =
-              static_cast<const T*>(side == 0 ? p.grad_sorted_key : p.grad_sorted_value);
-#pragma unroll
-          for (int e = 0; e < 4; ++e) {
-            if (r + e / 2 * 8 < p.blocks && c0 + c + e % 2 < columns) {
-              acc[m][n][e] = sum_exactly<T, true>(h, from, side, r + e / 2 * 8, c0 + c + e % 2);
-            }
-          }
-        }
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          T* const at = local + (r + 8 * half) * kPitch + c;
-          const float2 old = load_pair(at);
-          store_pair(at, old.x + acc[m][n][2 * half], old.y + acc[m][n][2 * half + 1]);
-        }
-      }
-    }
+    work.load(step + 2);
+    T* const tile = work.tile_of(step);
+    typename Work::Results acc = {};
+    work.multiply(acc, tile);
     __syncthreads();
-    const ColumnPlace place(p, c0 + walk.column);
-    if (place.exists) {
-      const Tokens& gradient = side == 0 ? p.grad_key : p.grad_value;
-      T* const out = head_of<T>(gradient, p.sequences, h.batch, h.key_head) +
-                     place.offset * gradient.token + place.d;
-#pragma unroll
-      for (int r = 0; r < kN; r += walk.kRowsApart) {
-        const int j = walk.row + r, t = j * p.block + place.offset;
-        if (j < p.blocks && t < p.length) {
-          const bool is_real = h.real == nullptr || h.real[t] != 0;
-          *reinterpret_cast<uint4*>(out + j * (p.block * gradient.token)) =
-              is_real ? *reinterpret_cast<const uint4*>(local + j * kPitch + walk.column)
-                      : make_uint4(0, 0, 0, 0);
-        }
-      }
-    }
-    __syncthreads();  // before the tile is loaded again
-  }
-
-  float* const out =
-      partial + (blockIdx.x * static_cast<int64_t>(gridDim.y) + h.flat_head) * p.rows * p.blocks;
-  if constexpr (kApart) {
-    // The warps' sums, added in order through shared memory.
-    float* const sums = reinterpret_cast<float*>(shared);  // [warp][kN][kN]
-    wait_copies<0>();
+    const int side = work.turns.side(step), c0 = work.turns.index(step) * Work::kColumns;
+    work.put(acc, tile, side, c0);
     __syncthreads();
-#pragma unroll
-    for (int m = 0; m < kM; ++m) {
-#pragma unroll
-      for (int n = 0; n < kTilesR; ++n) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          const int i = m * 16 + lane / 4 + e / 2 * 8, j = n * 8 + lane % 4 * 2 + e % 2;
-          sums[(warp * kN + i) * kN + j] = dr[m][n][e];
-        }
-      }
-    }
-    __syncthreads();
-    for (int v = threadIdx.x; v < kN * kN; v += 128) {
-      const int i = v / kN, j = v % kN;
-      if (i < p.rows && j < p.blocks) {
-        out[i * p.blocks + j] =
-            sums[v] + sums[kN * kN + v] + sums[2 * kN * kN + v] + sums[3 * kN * kN + v];
-      }
-    }
-  } else {
-#pragma unroll
-    for (int m = 0; m < kM; ++m) {
-#pragma unroll
-      for (int n = 0; n < kTilesR; ++n) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          const int i = row + m * 16 + lane / 4 + e / 2 * 8,
-                    j = column_r + n * 8 + lane % 4 * 2 + e % 2;
-          if (i < p.rows && j < p.blocks) out[i * p.blocks + j] = dr[m][n][e];
-        }
-      }
-    }
+    work.store(tile, side, c0);
   }
 }
 
