@@ -111,6 +111,38 @@ __device__ __forceinline__ void hide(float (&s)[8][4], const Interval (&seen)[2]
   }
 }
 
+// Scores of a warp's 16 queries, from `row` of their tile on, against a tile of keys; turned where
+// the scale is negative, whose size softmaxes are told.
+template <class E>
+__device__ __forceinline__ void score_tile(float (&s)[8][4], const typename E::T* query,
+                                           const typename E::T* key, int row, bool negative,
+                                           int lane) {
+  E::begin();
+  E::scores(s, query, key, row, lane);
+  E::end();
+  E::settle(s);
+  if (negative) {
+#pragma unroll
+    for (int n = 0; n < 8; ++n) {
+#pragma unroll
+      for (int c = 0; c < 4; ++c) s[n][c] = -s[n][c];
+    }
+  }
+}
+
+// Adds what a tile of values gives by the weights s.
+template <class E>
+__device__ __forceinline__ void gather_tile(float (&out)[E::kWidth / 8][4], const float (&s)[8][4],
+                                            const typename E::T* value, int lane) {
+  PackedAs<typename E::T> share;
+  pack_left<typename E::T>(share, s);
+  E::settle(out);
+  E::begin();
+  E::template gather<E::kWidth>(out, share, value, 0, lane);
+  E::end();
+  E::settle(out);
+}
+
 // Dropped weights of a tile become 0; the others stay, and the output is scaled at the end.
 __device__ __forceinline__ void drop(float (&s)[8][4], const DropoutState& state,
                                      uint32_t threshold, uint32_t head, int query, int first,
@@ -233,17 +265,7 @@ __global__ void __launch_bounds__(kThreads, kFwdCtas<E>)
       const T* const k = kv_tiles + j % 2 * 2 * E::kElements;
       const float* const weight = weighing.needed(list) ? weights + j % 2 * kTile : nullptr;
       float s[8][4];
-      E::begin();
-      E::scores(s, q_tile, k, row, lane);
-      E::end();
-      E::settle(s);
-      if (p.scale < 0.0f) {
-#pragma unroll
-        for (int n = 0; n < 8; ++n) {
-#pragma unroll
-          for (int c = 0; c < 4; ++c) s[n][c] = -s[n][c];
-        }
-      }
+      score_tile<E>(s, q_tile, k, row, p.scale < 0.0f, lane);
       const bool plain = __all_sync(0xFFFFFFFFu, all(seen[0]) && all(seen[1])) && weight == nullptr;
       if (!plain) hide(s, seen, at, weight, lane);
       softmax.merge(s, scale, weight, lane);
@@ -251,13 +273,7 @@ __global__ void __launch_bounds__(kThreads, kFwdCtas<E>)
         drop(s, DropoutState(dropout.rng), dropout.threshold, draw_stream(p, flat_head, list), low,
              at, lane);
       }
-      PackedAs<T> share;
-      pack_left<T>(share, s);
-      E::settle(softmax.out);
-      E::begin();
-      E::template gather<kWidth>(softmax.out, share, k + E::kElements, 0, lane);
-      E::end();
-      E::settle(softmax.out);
+      gather_tile<E>(softmax.out, s, k + E::kElements, lane);
     }
     __syncthreads();
     load(j + 2);

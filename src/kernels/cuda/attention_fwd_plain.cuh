@@ -224,17 +224,7 @@ __global__ void __launch_bounds__(F::kAllThreads, F::kCtas)
       // The first half of the queries may see nothing of a tile that the second half sees.
       if (F::kHalves > 1 && first > last && (is_sorted ? plan.inclusive : plan.causal)) continue;
       float s[8][4];
-      E::begin();
-      E::scores(s, memory.query[turn][group], own.key, row, lane);
-      E::end();
-      E::settle(s);
-      if (p.scale < 0.0f) {
-#pragma unroll
-        for (int n = 0; n < 8; ++n) {
-#pragma unroll
-          for (int c = 0; c < 4; ++c) s[n][c] = -s[n][c];
-        }
-      }
+      score_tile<E>(s, memory.query[turn][group], own.key, row, p.scale < 0.0f, lane);
       const Interval seen[2] = {is_sorted ? sorted[0] : local[0], is_sorted ? sorted[1] : local[1]};
       const auto all = [&](const Interval& x) {
         return x.begin <= first && x.end >= first + kTile;
@@ -242,13 +232,7 @@ __global__ void __launch_bounds__(F::kAllThreads, F::kCtas)
       if (!__all_sync(0xFFFFFFFFu, all(seen[0]) && all(seen[1])))
         hide(s, seen, first, nullptr, lane);
       softmax.merge(s, scale, nullptr, lane);
-      Packed share;
-      pack_left<T>(share, s);
-      E::settle(softmax.out);
-      E::begin();
-      E::template gather<E::kWidth>(softmax.out, share, own.value, 0, lane);
-      E::end();
-      E::settle(softmax.out);
+      gather_tile<E>(softmax.out, s, own.value, lane);
     }
 #pragma unroll
     for (int n = 0; n < E::kWidth / 8; ++n) {

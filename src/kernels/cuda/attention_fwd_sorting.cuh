@@ -63,31 +63,14 @@ __device__ __forceinline__ void attend_tile(RunningSoftmax<E::kWidth>& softmax,
                                             const typename E::T* query, const typename E::T* key,
                                             const typename E::T* value, const int (&seen)[2],
                                             bool negative, float scale, int lane) {
-  using T = typename E::T;
   float s[8][4];
-  E::begin();
-  E::scores(s, query, key, 0, lane);
-  E::end();
-  E::settle(s);
-  if (negative) {
-#pragma unroll
-    for (int n = 0; n < 8; ++n) {
-#pragma unroll
-      for (int c = 0; c < 4; ++c) s[n][c] = -s[n][c];
-    }
-  }
+  score_tile<E>(s, query, key, 0, negative, lane);
   if (!__all_sync(0xFFFFFFFFu, seen[0] == kTile && seen[1] == kTile)) {
     const Interval intervals[2] = {{0, seen[0]}, {0, seen[1]}};
     hide(s, intervals, 0, nullptr, lane);
   }
   softmax.merge(s, scale, nullptr, lane);
-  Packed share;
-  pack_left<T>(share, s);
-  E::settle(softmax.out);
-  E::begin();
-  E::template gather<E::kWidth>(softmax.out, share, value, 0, lane);
-  E::end();
-  E::settle(softmax.out);
+  gather_tile<E>(softmax.out, s, value, lane);
 }
 
 // Writes the statistics of 16 queries of a warp, from `first` on, and their results to `tile`, from
