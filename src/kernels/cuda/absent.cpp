@@ -20,7 +20,7 @@ namespace {
 }  // namespace
 
 bool covers_attention(const AttentionCall&) { return false; }
-bool sorts_itself(const AttentionCall&) { absent(); }
+bool can_sort_itself(const AttentionCall&) { absent(); }
 void launch_attention_fwd(const AttentionCall&, Stream) { absent(); }
 void launch_attention_bwd(const AttentionCall&, Stream) { absent(); }
 bool keeps_delta(const AttentionCall&) { absent(); }

@@ -53,6 +53,7 @@ struct AttentionCall {
   const void* sort = nullptr;             // [B, H, N, N] contiguous
   Type sort_type = Type::kFloat32;
   bool keeps_sorted = true;      // forward: the sorted blocks are to be there when it is done
+  bool sorts = false;            // forward makes them itself: can_sort_itself
   void* sorted_key = nullptr;    // [B, H, rows * b, D] contiguous; combine = logits: K' + K
   void* sorted_value = nullptr;  // the same
   float* weight = nullptr;       // [B, H, rows, b + 1] or null where those of a row are the same
@@ -74,9 +75,9 @@ struct AttentionCall {
 // Whether these kernels compute it; if not, Torch's operations do.
 bool covers_attention(const AttentionCall& call);
 
-// Whether forward sorts by itself: then it makes the sorted blocks and row_weight, which it reads
-// otherwise. Asked when `out` is known.
-bool sorts_itself(const AttentionCall& call);
+// Whether forward can sort by itself: with `sorts` it makes the sorted blocks and row_weight, which
+// it reads otherwise. Asked when `out` is known.
+bool can_sort_itself(const AttentionCall& call);
 
 // out, stats and, with combine = outputs, sorted_out.
 void launch_attention_fwd(const AttentionCall& call, Stream stream);

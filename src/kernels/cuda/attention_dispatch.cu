@@ -103,14 +103,6 @@ bool sees_tile_before(const AttentionCall& call) {
 bool takes_plain(const AttentionCall& call) {
   return takes_pair(call) || takes_long(call) || sees_tile_before(call);
 }
-// Blocks are tiles, and there is room for the clusters.
-bool takes_sorting(const AttentionCall& call) {
-  return call.rows > 0 && call.block == kTile && call.length % kTile == 0 &&
-         call.blocks <= kSortingBlocks && call.blocks % 2 == 0 && !is_narrow(call) &&
-         (sees_whole_tiles(call) || sees_tile_before(call)) && is_common(call) &&
-         can_describe(call) && can_describe(call, call.out, call.length) &&
-         most_shared() >= kSortingShared && sorting_clusters(call) > 0;
-}
 bool takes_walk(const AttentionCall& call) { return sees_tile_before(call) && !is_narrow(call); }
 
 }  // namespace
@@ -136,12 +128,19 @@ bool covers_attention(const AttentionCall& call) {
   return needed <= most_shared();
 }
 
-bool sorts_itself(const AttentionCall& call) { return takes_sorting(call); }
+// Blocks are tiles, and there is room for the clusters.
+bool can_sort_itself(const AttentionCall& call) {
+  return call.rows > 0 && call.block == kTile && call.length % kTile == 0 &&
+         call.blocks <= kSortingBlocks && call.blocks % 2 == 0 && !is_narrow(call) &&
+         (sees_whole_tiles(call) || sees_tile_before(call)) && is_common(call) &&
+         can_describe(call) && can_describe(call, call.out, call.length) &&
+         most_shared() >= kSortingShared && sorting_clusters(call) > 0;
+}
 
 void launch_attention_fwd(const AttentionCall& call, Stream stream) {
   if (call.type == Type::kFloat32) return launch_attention_fwd_float(call, stream);
   if (takes_cut(call)) return launch_attention_fwd_cut(call, stream);
-  if (takes_sorting(call)) return launch_attention_fwd_sorting(call, stream);
+  if (call.sorts) return launch_attention_fwd_sorting(call, stream);
   if (takes_plain(call)) return launch_attention_fwd_plain(call, stream);
   launch_attention_fwd_general(call, stream);
 }

@@ -151,7 +151,8 @@ void CudaAttention::forward(const Tensor& out, const Tensor& stats, const Tensor
   const Tensor written = writable(out, call.width);
   call.out = tokens_of(written);
   call.keeps_sorted = kept;
-  if (call.rows > 0 && !cuda::sorts_itself(call)) sort_blocks(sorted_key_, sorted_value_);
+  call.sorts = cuda::can_sort_itself(call);
+  if (call.rows > 0 && !call.sorts) sort_blocks(sorted_key_, sorted_value_);
   if (call.combine == Combine::kLogits) at_tokens(sorted_key_).add_(keep_real(key_));
   cuda::launch_attention_fwd(call, stream);
   hand_over(out, written);
