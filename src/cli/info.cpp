@@ -1,7 +1,6 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <iostream>
-#include <nlohmann/json.hpp>
 
 #include "cli/commands.h"
 #include "train/environment.h"
@@ -14,17 +13,16 @@ Command add_info(CLI::App& program) {
   auto json = std::make_shared<bool>(false);
   app->add_flag("--json", *json, "print JSON");
   return {app, [json] {
-            const auto facts = train::environment();
             if (*json) {
-              nlohmann::ordered_json object;
-              for (const auto& [name, value] : facts) object[name] = value;
-              std::cout << object.dump(2) << "\n";
+              std::cout << train::environment_json();
               return 0;
             }
+            const std::vector<train::Fact> facts = train::environment();
             size_t width = 0;
-            for (const auto& [name, value] : facts) width = std::max(width, name.size());
-            for (const auto& [name, value] : facts) {
-              std::cout << name << std::string(width + 2 - name.size(), ' ') << value << "\n";
+            for (const auto& fact : facts) width = std::max(width, fact.name.size());
+            for (const auto& fact : facts) {
+              const std::string gap(width + 2 - fact.name.size(), ' ');
+              std::cout << fact.name << gap << fact.text() << "\n";
             }
             return 0;
           }};

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/commands.h"
+#include "cli/fields.h"
 #include "report/png.h"
 #include "sinkhorn/error.h"
 #include "train/use_run.h"
@@ -34,6 +35,12 @@ std::vector<std::string> write_pictures(const train::Inspection& found, const fs
     names.push_back(path.string());
   }
   return names;
+}
+
+std::string shape_words(const std::vector<int64_t>& shape) {
+  std::vector<std::string> sizes;
+  for (const int64_t size : shape) sizes.push_back(std::to_string(size));
+  return "[" + join(sizes, ", ") + "]";
 }
 
 void print_json(const train::Inspection& found, const std::vector<std::string>& pictures) {
@@ -74,7 +81,7 @@ int run_inspect(const InspectOptions& options) {
   }
   std::printf("%s, step %lld\n", found.checkpoint.c_str(), static_cast<long long>(found.step));
   for (const auto& [name, shape] : found.parameters) {
-    std::printf("  %-48s %s\n", name.c_str(), shape.c_str());
+    std::printf("  %-48s %s\n", name.c_str(), shape_words(shape).c_str());
   }
   std::printf("  %-48s %lld\n", "all", static_cast<long long>(found.parameter_count));
   if (found.sorts.empty()) std::printf("nothing in this model sorts\n");

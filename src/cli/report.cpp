@@ -267,11 +267,9 @@ std::string written_words() {
   const std::time_t now = std::time(nullptr);
   std::strftime(date, sizeof date, "%Y-%m-%d %H:%M", std::localtime(&now));
   words += date;
-  for (const auto& [name, value] : train::environment()) {
-    if (name == "version") words += " by sinkhorn " + value;
-    if (name == "commit" && !value.empty()) words += " (" + value + ")";
-  }
-  return words;
+  words += " by sinkhorn " + train::environment_fact("version");
+  const std::string commit = train::environment_fact("commit");
+  return commit.empty() ? words : words + " (" + commit + ")";
 }
 
 void check_out(const fs::path& out) {

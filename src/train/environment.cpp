@@ -5,6 +5,7 @@
 #include <sys/utsname.h>
 #include <torch/version.h>
 
+#include <nlohmann/json.hpp>
 #include <thread>
 
 #include "sinkhorn/ops.h"
@@ -12,34 +13,46 @@
 
 namespace sinkhorn::train {
 
-std::vector<std::pair<std::string, std::string>> environment() {
-  std::vector<std::pair<std::string, std::string>> facts;
-  facts.emplace_back("version", SINKHORN_VERSION);
-  facts.emplace_back("commit", SINKHORN_COMMIT);
-  facts.emplace_back("compiler", __VERSION__);
-  facts.emplace_back("torch", TORCH_VERSION);
+std::string Fact::text() const {
+  const auto* words = std::get_if<std::string>(&value);
+  return words != nullptr ? *words : std::to_string(std::get<int64_t>(value));
+}
+
+std::vector<Fact> environment() {
+  std::vector<Fact> facts{{"version", SINKHORN_VERSION},
+                          {"commit", SINKHORN_COMMIT},
+                          {"compiler", __VERSION__},
+                          {"torch", TORCH_VERSION}};
   utsname system{};
   if (uname(&system) == 0) {
-    facts.emplace_back("system",
-                       std::string(system.sysname) + " " + system.release + " " + system.machine);
+    facts.push_back(
+        {"system", std::string(system.sysname) + " " + system.release + " " + system.machine});
   }
-  facts.emplace_back("cpu kernels", cpu_form());
-  facts.emplace_back("cores", std::to_string(std::thread::hardware_concurrency()));
-  facts.emplace_back("threads", std::to_string(at::get_num_threads()));
-  facts.emplace_back("cuda graphs", cuda_graphs_built() ? "built in" : "not in this build");
+  facts.push_back({"cpu kernels", cpu_form()});
+  facts.push_back({"cores", int64_t{std::thread::hardware_concurrency()}});
+  facts.push_back({"threads", int64_t{at::get_num_threads()}});
+  facts.push_back({"cuda graphs", cuda_graphs_built() ? "built in" : "not in this build"});
   const std::vector<std::string> devices = cuda_devices();
-  facts.emplace_back("cuda devices", std::to_string(devices.size()));
+  facts.push_back({"cuda devices", static_cast<int64_t>(devices.size())});
   for (size_t i = 0; i < devices.size(); ++i) {
-    facts.emplace_back("cuda:" + std::to_string(i), devices[i]);
+    facts.push_back({"cuda:" + std::to_string(i), devices[i]});
   }
   return facts;
 }
 
 std::string environment_fact(const std::string& name) {
-  for (const auto& [key, value] : environment()) {
-    if (key == name) return value;
+  for (const Fact& fact : environment()) {
+    if (fact.name == name) return fact.text();
   }
   return "";
+}
+
+std::string environment_json() {
+  nlohmann::ordered_json object;
+  for (const Fact& fact : environment()) {
+    std::visit([&](const auto& value) { object[fact.name] = value; }, fact.value);
+  }
+  return object.dump(2) + "\n";
 }
 
 void check_device(const std::string& device) { pick_device(device); }

@@ -5,15 +5,24 @@
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <utility>
+#include <variant>
 #include <vector>
 
 namespace sinkhorn::train {
 
-std::vector<std::pair<std::string, std::string>> environment();
+struct Fact {
+  std::string name;
+  std::variant<std::string, int64_t> value;  // a count is a number
 
-// One of these facts; "" where there is none of that name.
+  std::string text() const;
+};
+std::vector<Fact> environment();
+
+// One of these facts in words; "" where there is none of that name.
 std::string environment_fact(const std::string& name);
+
+// All of them as a JSON object.
+std::string environment_json();
 
 // Throws where no run here could have this train.device: UsageError for a word that names none,
 // Error for one that is not here.

@@ -164,9 +164,7 @@ json figures_of(const fs::path& run, int64_t step) {
 // `folder`: where the other files lie.
 json config_of(const ExportOptions& options, const OpenRun& run, const fs::path& folder) {
   json config = {{"format", kExportFormat}};
-  for (const auto& [name, value] : environment()) {
-    if (name == "version" || name == "commit") config[name] = value;
-  }
+  for (const char* name : {"version", "commit"}) config[name] = environment_fact(name);
   config["dtype"] = options.type;
   config["step"] = run.step;
   config["parameters"] = run.model->parameter_count();

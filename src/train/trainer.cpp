@@ -44,12 +44,6 @@ void check_run(const RunConfig& config) {
   if (t.batch < 1 && t.batch_tokens < 1) positive("train.batch", t.batch);
 }
 
-std::string environment_json() {
-  nlohmann::ordered_json facts;
-  for (const auto& [name, value] : environment()) facts[name] = value;
-  return facts.dump(2) + "\n";
-}
-
 // A resumed run keeps its own tokenizer.
 tasks::TaskConfig task_config(const RunConfig& config, bool resume) {
   tasks::TaskConfig task = config.task;

@@ -1,6 +1,5 @@
 #include "train/use_run.h"
 
-#include <sstream>
 
 #include "sinkhorn/error.h"
 #include "train/evaluate.h"
@@ -33,9 +32,7 @@ Inspection inspect_open(OpenRun& run, const tasks::Batch& batch) {
   result.step = run.step;
   result.parameter_count = run.model->parameter_count();
   for (const auto& item : run.model->named_parameters()) {
-    std::ostringstream shape;
-    shape << item.value().sizes();
-    result.parameters.emplace_back(item.key(), shape.str());
+    result.parameters.emplace_back(item.key(), item.value().sizes().vec());
   }
   result.input = run.task->text({batch.input.begin(), batch.input.begin() + batch.lengths[0]});
   if (is_image(*run.task, batch)) result.input_image = image_of(batch);

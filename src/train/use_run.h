@@ -26,9 +26,9 @@ EvalResult evaluate_run(const RunConfig& config, const std::string& checkpoint,
 struct Inspection {
   std::string checkpoint;
   int64_t step = 0, parameter_count = 0;
-  std::vector<std::pair<std::string, std::string>> parameters;  // name, shape
-  std::string input;                                            // as a person reads it
-  report::Image input_image;                                    // where it is one
+  std::vector<std::pair<std::string, std::vector<int64_t>>> parameters;  // name, shape
+  std::string input;                                                     // as a person reads it
+  report::Image input_image;                                             // where it is one
   std::vector<report::SortMatrix> sorts;
 };
 

@@ -51,10 +51,11 @@ def test_version() -> None:
 
 def test_info_in_words_and_in_json() -> None:
     facts = json.loads(output("info", "--json"))
-    assert facts
+    assert facts["cores"] >= 1 and facts["threads"] >= 1  # numbers, not words
+    assert facts["cuda devices"] == sum(name.startswith("cuda:") for name in facts)
     text = output("info")
-    for name in facts:
-        assert re.search(rf"^{re.escape(name)}  ", text, re.MULTILINE), name
+    for name, value in facts.items():
+        assert re.search(rf"^{re.escape(name)}  +{re.escape(str(value))}$", text, re.MULTILINE), name
 
 
 def test_commands_that_cannot_be_meant() -> None:
