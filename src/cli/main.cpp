@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <exception>
+#include <filesystem>
 #include <iostream>
 #include <iterator>
 #include <new>
@@ -62,7 +63,22 @@ std::string advice(const CLI::App& app, const std::string& word,
   throw UsageError("which command? one of " + join(subcommand_names(app), ", ") + "; see --help");
 }
 
+// A key whose value was left out would take the next key for it.
+void check_values(int argc, char** argv) {
+  const std::vector<Key> keys = config_keys();
+  const auto is_key = [&](const std::string& word) {
+    return std::any_of(keys.begin(), keys.end(),
+                       [&](const Key& key) { return word == "--" + key.name; });
+  };
+  for (int i = 1; i + 1 < argc; ++i) {
+    if (is_key(argv[i]) && is_key(argv[i + 1])) {
+      throw UsageError(std::string(argv[i]) + ": expected a value, found " + argv[i + 1]);
+    }
+  }
+}
+
 void parse(CLI::App& program, int argc, char** argv) {
+  check_values(argc, argv);
   try {
     program.parse(argc, argv);
   } catch (const CLI::Success&) {
@@ -127,6 +143,8 @@ int main(int argc, char** argv) {
     return fail(error.what(), 2);
   } catch (const std::bad_alloc&) {
     return fail(kOutOfMemory, 1);
+  } catch (const std::filesystem::filesystem_error& error) {
+    return fail(error.path1().string() + ": " + error.code().message(), 1);
   } catch (const std::exception& error) {
     const std::string message = error.what();
     // Torch has no type of its own for an allocation on the CPU that failed.

@@ -49,9 +49,11 @@ struct Corpus {
   bool held_out = false;                 // validation is one item in twenty of training
   bool joined = false;                   // items run on from one source to the next
   std::vector<std::string> labels = {};  // the classes, where there are any
+  bool labels_fixed = false;             // by the publisher, whatever training holds
   std::array<int64_t, 3> full_size =
-      {};                 // items the publisher offers (training with held-out); 0: unknown
-  std::string note = "";  // what stands in for what
+      {};                   // items the publisher offers (training with held-out); 0: unknown
+  std::string note = "";    // what stands in for what
+  std::string remedy = "";  // where a split set aside may come out empty: what helps
 
   void read(Split split, const ItemSink& sink) const;
   void add_to(Key& key, Split split) const;
@@ -60,8 +62,8 @@ struct Corpus {
 
 // What is refused of readable data.
 void settle_labels(Corpus& corpus);  // those of training, if none are given; one is no choice
-int32_t label_index(const std::vector<std::string>& labels, const Item& item);  // a known one
-void check_items(const Corpus& corpus, Split split, uint64_t items);            // some
+int32_t label_index(const Corpus& corpus, const Item& item);          // a known one
+void check_items(const Corpus& corpus, Split split, uint64_t items);  // some
 
 // The formats. Each throws Error with file and line at the first thing it does not expect.
 void read_sentences(const Source& source, const ItemSink& sink);  // one a line
@@ -76,8 +78,8 @@ void read_labelled(const Source& source,
 void read_trees(const Source& source, const ItemSink& sink);  // SST, binary, whole sentences
 void read_pairs(const Source& source, const ItemSink& sink);  // SNLI and MultiNLI
 
-// Where a text may be cut at or after `offset`: behind the end of a line within `reach` or, where
-// none is so near, between two characters.
+// Where a text may be cut at or after `offset`: behind the end of a line within `reach`, or behind
+// white space or, where neither is so near, between two characters.
 int64_t cut_point(std::string_view text, int64_t offset, int64_t reach);
 
 // Finds the layout of a task's data in config.data (or its parent).

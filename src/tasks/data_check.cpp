@@ -45,22 +45,41 @@ void report_sources(const Corpus& corpus, DataReport& report) {
   if (!corpus.note.empty()) report.lines.push_back("  " + corpus.note);
 }
 
+// How many items have each label; of many labels, the first.
+std::string label_counts(const std::vector<std::string>& labels,
+                         const std::vector<int64_t>& counts) {
+  constexpr size_t kNamed = 20;
+  std::string words;
+  for (size_t i = 0; i < std::min(labels.size(), kNamed); ++i) {
+    words += (words.empty() ? "" : ", ") + labels[i] + " " + std::to_string(counts[i]);
+  }
+  const size_t more = labels.size() - std::min(labels.size(), kNamed);
+  return more == 0 ? words : words + " and " + std::to_string(more) + " more";
+}
+
 // Reads everything, as training would: what it would refuse of its files is refused now.
-std::string read_all(Corpus corpus, const std::string& task) {
+void read_all(Corpus corpus, const std::string& task, DataReport& report) {
   const bool classes = task == "sentiment" || task == "nli" || task == "classify";
   if (classes) settle_labels(corpus);
+  std::vector<int64_t> of_label(corpus.labels.size());
   std::string counts;
   for (const Split split : kSplits) {
     uint64_t items = 0;
     corpus.read(split, [&](const Item& item) {
-      if (classes) label_index(corpus.labels, item);
+      if (classes) {
+        const auto label = static_cast<size_t>(label_index(corpus, item));
+        if (split == Split::kTrain) ++of_label[label];
+      }
       ++items;
     });
     check_items(corpus, split, items);
     counts += (counts.empty() ? "" : ", ") + std::to_string(items) + " " +
               kSplitNames[static_cast<size_t>(split)];
   }
-  return "  read to the end, items: " + counts;
+  report.lines.push_back("  read to the end, items: " + counts);
+  if (classes) {
+    report.lines.push_back("  labels in train: " + label_counts(corpus.labels, of_label));
+  }
 }
 
 }  // namespace
@@ -88,12 +107,14 @@ DataReport check_data(const TaskConfig& config) {
   try {
     const Corpus corpus = find_corpus(config);
     if (!published) report_sources(corpus, report);
-    report.lines.push_back(read_all(corpus, config.name));
+    read_all(corpus, config.name, report);
     report.complete = true;
     report.lines.push_back("usable: " + corpus.name +
                            (published && !corpus.note.empty() ? "; " + corpus.note : ""));
   } catch (const Error& error) {
     report.lines.push_back(std::string("not usable: ") + error.what());
+  } catch (const fs::filesystem_error& error) {
+    report.lines.push_back("not usable: " + error.path1().string() + ": " + error.code().message());
   }
   return report;
 }

@@ -84,11 +84,15 @@ void pass_on(const Path& path, std::string_view line, int64_t number, const Line
 
 }  // namespace
 
+size_t byte_order_mark(std::string_view text) {
+  return text.starts_with(kByteOrderMark) ? kByteOrderMark.size() : 0;
+}
+
 void each_line(const Path& path, const LineSink& sink) {
   const MappedFile file(path);
   std::string_view rest = file.bytes();
   if (rest.empty()) fail(path, 0, "the file is empty; expected lines of text");
-  if (rest.starts_with(kByteOrderMark)) rest.remove_prefix(kByteOrderMark.size());
+  rest.remove_prefix(byte_order_mark(rest));
   for (int64_t number = 1; !rest.empty(); ++number) {
     const size_t end = std::min(rest.find('\n'), rest.size());
     const std::string_view line = rest.substr(0, end);
@@ -101,9 +105,7 @@ void each_line(std::istream& in, const Path& name, const LineSink& sink) {
   int64_t number = 0;
   for (std::string text; std::getline(in, text);) {
     std::string_view line = text;
-    if (++number == 1 && line.starts_with(kByteOrderMark)) {
-      line.remove_prefix(kByteOrderMark.size());
-    }
+    if (++number == 1) line.remove_prefix(byte_order_mark(line));
     pass_on(name, line, number, sink);
   }
   if (in.bad()) fail(name, number + 1, "cannot be read");
@@ -111,6 +113,39 @@ void each_line(std::istream& in, const Path& name, const LineSink& sink) {
 }
 
 bool blank(std::string_view text) { return text.find_first_not_of(" \t\r\n") == text.npos; }
+
+namespace {
+
+void add_files_below(const Path& folder, std::vector<Path>& files) {
+  std::error_code error;
+  const auto check = [&] {
+    if (error) fail(folder, 0, "cannot be read: " + error.message());
+  };
+  fs::directory_iterator entry(folder, error);
+  check();
+  while (entry != fs::directory_iterator()) {
+    if (!entry->path().filename().string().starts_with(".")) {
+      const bool is_folder = entry->is_directory(error) && !entry->is_symlink();
+      check();
+      if (is_folder) {
+        add_files_below(entry->path(), files);
+      } else if (entry->is_regular_file(error)) {
+        files.push_back(entry->path());
+      }
+    }
+    entry.increment(error);
+    check();
+  }
+}
+
+}  // namespace
+
+std::vector<Path> files_below(const Path& folder) {
+  std::vector<Path> files;
+  add_files_below(folder, files);
+  std::sort(files.begin(), files.end());
+  return files;
+}
 
 std::vector<Path> match(const Path& root, const std::string& pattern) {
   const Path whole = root / pattern;

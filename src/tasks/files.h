@@ -38,6 +38,9 @@ void each_line(const Path& path, const LineSink& sink);
 // The same of what can be read once, as it comes; name: what errors call it.
 void each_line(std::istream& in, const Path& name, const LineSink& sink);
 
+// Bytes of the byte order mark that a text begins with, or 0.
+size_t byte_order_mark(std::string_view text);
+
 // Whether there is nothing in it but space.
 bool blank(std::string_view text);
 
@@ -50,6 +53,9 @@ void check_utf8(const Path& file, std::string_view text, int64_t number);
 
 // The files of root that match a pattern such as "train/pos/*.txt" (one star, in the name), sorted.
 std::vector<Path> match(const Path& root, const std::string& pattern);
+
+// All files in a folder and its folders, sorted, but for hidden ones and what links lead to.
+std::vector<Path> files_below(const Path& folder);
 
 // A key for what a cached file was made from.
 class Key {

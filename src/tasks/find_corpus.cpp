@@ -49,6 +49,7 @@ Corpus open_layout(const Layout& layout, const Path& root, bool from_training) {
                 .format = layout.format,
                 .held_out = layout.held_out,
                 .labels = layout.labels,
+                .labels_fixed = !layout.labels.empty(),
                 .full_size = layout.full_size};
   const auto missing = [&](const Part& part) {
     fail(root / part.pattern, 0,
@@ -120,6 +121,8 @@ void split_by_bytes(Corpus& corpus, const Path& data) {
     start += size;
   }
   corpus.note = "validation and test are the last two twentieths of the text";
+  corpus.remedy = "; a text of " + std::to_string(total) + " bytes may be too small to set them " +
+                  "aside: expected more of it, or files of their own, named valid and test";
 }
 
 // Some two hundred items at least of a small text, so that there is something to shuffle; of a
@@ -142,13 +145,7 @@ Corpus find_text(const Path& data, const TaskConfig& config) {
   if (fs::is_regular_file(data)) {
     corpus.sources[0] = {{data}};
   } else {
-    std::vector<Path> files;
-    for (const auto& entry : fs::recursive_directory_iterator(data)) {
-      const bool hidden = entry.path().filename().string().starts_with(".");
-      if (entry.is_regular_file() && !hidden) files.push_back(entry.path());
-    }
-    std::sort(files.begin(), files.end());
-    for (const Path& file : files) {
+    for (const Path& file : files_below(data)) {
       const std::string first = file.lexically_relative(data).begin()->string();
       corpus.sources[static_cast<size_t>(named_split(first).value_or(Split::kTrain))].push_back(
           {file});
@@ -175,8 +172,14 @@ Corpus find_own(const Path& data, bool from_training) {
     corpus.sources[0] = {{data}};
   } else {
     for (size_t split = 0; split < 3; ++split) {
+      std::vector<Source>& sources = corpus.sources[split];
       for (const std::string& name : kOwnFiles[split]) {
-        for (const Path& file : match(data, name)) corpus.sources[split].push_back({file});
+        for (const Path& file : match(data, name)) sources.push_back({file});
+      }
+      if (sources.size() > 1) {
+        fail(data, 0,
+             "holds " + sources[0].file.filename().string() + " and " +
+                 sources[1].file.filename().string() + "; expected one of them");
       }
     }
   }
@@ -184,6 +187,11 @@ Corpus find_own(const Path& data, bool from_training) {
     fail(data, 0, "no training file here; expected " + join(kOwnFiles[0]));
   }
   corpus.held_out = corpus.sources[1].empty();
+  if (corpus.held_out) {
+    corpus.remedy =
+        "; one item in twenty of training is held out: expected more of them, or a "
+        "file of its own, valid.tsv or valid.jsonl";
+  }
   stand_in(corpus, from_training);
   return corpus;
 }

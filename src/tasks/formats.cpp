@@ -1,7 +1,9 @@
 #include <algorithm>
+#include <cctype>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
+#include <utility>
 
 #include "sinkhorn/error.h"
 #include "tasks/corpus.h"
@@ -83,12 +85,20 @@ void settle_labels(Corpus& corpus) {
   }
 }
 
-int32_t label_index(const std::vector<std::string>& labels, const Item& item) {
+int32_t label_index(const Corpus& corpus, const Item& item) {
+  const std::vector<std::string>& labels = corpus.labels;
   const auto found = std::find(labels.begin(), labels.end(), item.label);
   if (found == labels.end()) {
+    constexpr size_t kNamed = 20;
+    const std::vector<std::string> some(labels.begin(),
+                                        labels.begin() + std::min(labels.size(), kNamed));
+    const std::string more =
+        labels.size() > kNamed ? " (" + std::to_string(labels.size()) + " in all)" : "";
     fail(item.file, item.line,
-         "label '" + std::string(item.label) + "' was never seen in training; expected " +
-             join(labels));
+         "label '" + std::string(item.label) + "' " +
+             (corpus.labels_fixed ? "is none of " + corpus.name + "'s"
+                                  : "was never seen in training") +
+             "; expected " + join(some) + more);
   }
   return static_cast<int32_t>(found - labels.begin());
 }
@@ -96,11 +106,12 @@ int32_t label_index(const std::vector<std::string>& labels, const Item& item) {
 void check_items(const Corpus& corpus, Split split, uint64_t items) {
   if (items > 0) return;
   throw Error(corpus.name + ": no items in the " + kSplitNames[static_cast<size_t>(split)] +
-              " split; expected some (" + corpus.describe(split) + ")");
+              " split; expected some (" + corpus.describe(split) + ")" + corpus.remedy);
 }
 
 void Corpus::add_to(Key& key, Split split) const {
-  key.add(name).add(static_cast<int64_t>(split)).add(held_out).add(joined);
+  constexpr int64_t kReading = 2;  // of files into items: another number, other items
+  key.add(kReading).add(name).add(static_cast<int64_t>(split)).add(held_out).add(joined);
   for (const Source& source : files_of(*this, split)) {
     key.add_file(source.file).add(source.label).add(source.begin).add(source.end).add(source.run);
   }
@@ -133,8 +144,10 @@ int64_t cut_point(std::string_view text, int64_t offset, int64_t reach) {
   const int64_t size = static_cast<int64_t>(text.size());
   if (offset <= 0) return 0;
   if (offset >= size) return size;
-  const size_t line_end = text.substr(offset - 1, reach).find('\n');
-  if (line_end != text.npos) return offset + static_cast<int64_t>(line_end);
+  const std::string_view near = text.substr(offset - 1, reach);
+  for (const size_t end : {near.find('\n'), near.find_first_of(" \t")}) {
+    if (end != near.npos) return offset + static_cast<int64_t>(end);
+  }
   while (offset < size && (text[offset] & 0xc0) == 0x80) ++offset;
   return offset;
 }
@@ -142,8 +155,9 @@ int64_t cut_point(std::string_view text, int64_t offset, int64_t reach) {
 void read_text(const Source& source, const ItemSink& sink) {
   const MappedFile file(source.file);
   const std::string_view text = file.bytes();
-  if (text.empty()) fail(source.file, 0, "the file is empty; expected text");
-  int64_t begin = cut_point(text, source.begin, source.run);
+  const auto mark = static_cast<int64_t>(byte_order_mark(text));
+  if (text.substr(mark).empty()) fail(source.file, 0, "the file is empty; expected text");
+  int64_t begin = std::max(mark, cut_point(text, source.begin, source.run));
   const int64_t end = cut_point(text, source.end, source.run);
   int64_t number = 1 + std::count(text.begin(), text.begin() + begin, '\n');
   while (begin < end) {
@@ -186,7 +200,8 @@ void read_document(const Source& source, const ItemSink& sink) {
   const MappedFile file(source.file);
   if (blank(file.bytes())) fail(source.file, 0, "the file is empty; expected a text");
   check_utf8(source.file, file.bytes(), 1);
-  sink({file.bytes(), {}, source.label, source.file, 1});
+  const size_t mark = byte_order_mark(file.bytes());
+  sink({file.bytes().substr(mark), {}, source.label, source.file, 1});
 }
 
 namespace {
@@ -205,11 +220,24 @@ struct Columns {
   size_t label = 0, text = 1, count = 2;
 };
 
+std::string_view trimmed(std::string_view text) {
+  constexpr std::string_view kSpace = " \t\r\n";
+  const size_t begin = std::min(text.find_first_not_of(kSpace), text.size());
+  return text.substr(begin, text.find_last_not_of(kSpace) + 1 - begin);
+}
+
+// Whether they are the same but for capitals and the space around.
+bool is_word(std::string_view text, std::string_view word) {
+  const auto same = [](unsigned char a, unsigned char b) { return std::tolower(a) == b; };
+  text = trimmed(text);
+  return std::equal(text.begin(), text.end(), word.begin(), word.end(), same);
+}
+
 std::optional<Columns> header_columns(const std::vector<std::string_view>& fields) {
   std::optional<size_t> label, text;
   for (size_t i = 0; i < fields.size(); ++i) {
-    if (fields[i] == "label") label = i;
-    if (fields[i] == "text" || fields[i] == "sentence") text = i;
+    if (is_word(fields[i], "label")) label = i;
+    if (is_word(fields[i], "text") || is_word(fields[i], "sentence")) text = i;
   }
   if (!label || !text) return std::nullopt;
   return Columns{*label, *text, fields.size()};
@@ -224,25 +252,55 @@ json parse_object(const Path& file, std::string_view line, int64_t number) {
   return object;
 }
 
-std::string field(const json& object, const char* name, const Source& source, int64_t number) {
+const json& field(const json& object, const char* name, const Source& source, int64_t number) {
   const auto found = object.find(name);
   if (found == object.end()) {
     fail(source.file, number, std::string("no field \"") + name + "\"; expected it in every line");
   }
-  if (found->is_string()) return found->get<std::string>();
-  if (found->is_number_integer() || found->is_boolean()) return found->dump();
+  return *found;
+}
+
+[[noreturn]] void refuse_type(const json& value, const char* name, const Source& source,
+                              int64_t number) {
   fail(source.file, number,
-       std::string("\"") + name + "\" is " + found->type_name() + "; expected a string");
+       std::string("\"") + name + "\" is " + value.type_name() + "; expected a string");
+}
+
+std::string text_field(const json& object, const char* name, const Source& source, int64_t number) {
+  const json& value = field(object, name, source, number);
+  if (!value.is_string()) refuse_type(value, name, source, number);
+  return value.get<std::string>();
+}
+
+// A class may be a number.
+std::string label_field(const json& object, const char* name, const Source& source,
+                        int64_t number) {
+  const json& value = field(object, name, source, number);
+  if (value.is_number_integer() || value.is_boolean()) return value.dump();
+  return text_field(object, name, source, number);
+}
+
+// The name of a class: one line of something, without the space around it.
+std::string_view checked_label(std::string_view label, const Source& source, int64_t number) {
+  label = trimmed(label);
+  if (label.empty()) fail(source.file, number, "the label is empty; expected a class");
+  const auto controls = [](unsigned char c) { return c < ' ' || c == 0x7f; };
+  if (std::any_of(label.begin(), label.end(), controls)) {
+    fail(source.file, number,
+         "the label holds a tab or a line break; expected the name of a class");
+  }
+  return label;
 }
 
 }  // namespace
 
 void read_tsv(const Source& source, const ItemSink& sink) {
   Columns columns;
+  bool first = true;
   each_line(source.file, [&](std::string_view line, int64_t number) {
     if (blank(line)) return;
     const std::vector<std::string_view> fields = split_tabs(line);
-    if (number == 1) {
+    if (std::exchange(first, false)) {
       if (const auto named = header_columns(fields)) {
         columns = *named;
         return;
@@ -254,8 +312,8 @@ void read_tsv(const Source& source, const ItemSink& sink) {
                std::to_string(columns.count) + " separated by tabs (label, text, or a header " +
                "that names them)");
     }
-    const std::string_view label = fields[columns.label], text = fields[columns.text];
-    if (label.empty()) fail(source.file, number, "the label is empty; expected a class");
+    const std::string_view label = checked_label(fields[columns.label], source, number);
+    const std::string_view text = fields[columns.text];
     if (blank(text)) fail(source.file, number, "the text is empty; expected some");
     sink({text, {}, label, source.file, number});
   });
@@ -265,10 +323,10 @@ void read_jsonl(const Source& source, const ItemSink& sink) {
   each_line(source.file, [&](std::string_view line, int64_t number) {
     if (blank(line)) return;
     const json object = parse_object(source.file, line, number);
-    const std::string text = field(object, "text", source, number);
-    const std::string label = field(object, "label", source, number);
+    const std::string text = text_field(object, "text", source, number);
+    const std::string label = label_field(object, "label", source, number);
     if (blank(text)) fail(source.file, number, "the text is empty; expected some");
-    sink({text, {}, label, source.file, number});
+    sink({text, {}, checked_label(label, source, number), source.file, number});
   });
 }
 
@@ -288,8 +346,11 @@ std::string tree_words(const Path& file, std::string_view line, int64_t number) 
   size_t i = 0;
   while (i < line.size()) {
     if (line[i] == '(') {
+      const bool labelled =
+          i + 2 < line.size() && line[i + 1] >= '0' && line[i + 1] <= '4' && line[i + 2] == ' ';
+      if (!labelled) break;
       ++depth;
-      i += 2;  // the bracket and the label
+      i += 3;  // the bracket, the label and the space
     } else if (line[i] == ')') {
       --depth;
       ++i;
@@ -306,9 +367,12 @@ std::string tree_words(const Path& file, std::string_view line, int64_t number) 
     }
     if (depth <= 0) break;
   }
-  if (depth != 0 || words.empty() || !blank(line.substr(std::min(i, line.size())))) {
+  const bool whole = line.starts_with('(') && depth == 0 && i > 0 && blank(line.substr(i));
+  if (!whole || words.empty()) {
     fail(file, number,
-         "found " + quoted(line) + "; expected one tree a line, as in (3 (2 It) (4 works))");
+         "found " + quoted(line) +
+             "; expected one tree a line, with labels 0 to 4, as in "
+             "(3 (2 It) (4 works))");
   }
   return words;
 }
@@ -318,9 +382,6 @@ std::string tree_words(const Path& file, std::string_view line, int64_t number) 
 void read_trees(const Source& source, const ItemSink& sink) {
   each_line(source.file, [&](std::string_view line, int64_t number) {
     if (blank(line)) return;
-    if (line.size() < 4 || line[0] != '(' || line[1] < '0' || line[1] > '4') {
-      fail(source.file, number, "found " + quoted(line) + "; expected a tree with a label 0 to 4");
-    }
     const std::string words = tree_words(source.file, line, number);
     if (line[1] == '2') return;  // neutral sentences are no part of the binary task
     sink({words, {}, line[1] < '2' ? "neg" : "pos", source.file, number});
@@ -331,10 +392,10 @@ void read_pairs(const Source& source, const ItemSink& sink) {
   each_line(source.file, [&](std::string_view line, int64_t number) {
     if (blank(line)) return;
     const json object = parse_object(source.file, line, number);
-    const std::string label = field(object, "gold_label", source, number);
+    const std::string label = label_field(object, "gold_label", source, number);
     if (label == "-") return;  // the annotators did not agree
-    const std::string premise = field(object, "sentence1", source, number);
-    const std::string hypothesis = field(object, "sentence2", source, number);
+    const std::string premise = text_field(object, "sentence1", source, number);
+    const std::string hypothesis = text_field(object, "sentence2", source, number);
     sink({premise, hypothesis, label, source.file, number});
   });
 }

@@ -73,11 +73,11 @@ int64_t count_words(std::string_view text) {
 // Collects items, encodes a batch of them on all cores, appends them in order.
 class Writer {
  public:
-  Writer(const Path& path, const StoreSettings& settings, const std::vector<std::string>& labels)
+  Writer(const Path& path, const StoreSettings& settings, const Corpus& corpus)
       : path_(path),
         index_path_(path.string() + ".index"),
         encode_(settings.encode),
-        labels_(labels) {
+        corpus_(corpus) {
     header_.width = settings.vocab <= 65536 ? 2 : 4;
     out_.open(path_, std::ios::binary | std::ios::trunc);
     index_.open(index_path_, std::ios::binary | std::ios::in | std::ios::out | std::ios::trunc);
@@ -122,7 +122,7 @@ class Writer {
 
  private:
   int32_t label_of(const Item& item) const {
-    return labels_.empty() ? -1 : label_index(labels_, item);
+    return corpus_.labels.empty() ? -1 : label_index(corpus_, item);
   }
 
   void flush() {
@@ -169,7 +169,7 @@ class Writer {
 
   Path path_, index_path_;
   const Encoder& encode_;
-  const std::vector<std::string>& labels_;
+  const Corpus& corpus_;
   std::ofstream out_;
   std::fstream index_;
   Header header_;
@@ -217,7 +217,7 @@ std::shared_ptr<const TokenStore> open_store(const Corpus& corpus, Split split,
   for (const std::string& label : corpus.labels) key.add(label);
   const Path path = settings.cache / ("tokens-" + key.hex() + ".bin");
   if (auto cached = open_cached(path)) return cached;
-  Writer writer(beside(path), settings, corpus.labels);
+  Writer writer(beside(path), settings, corpus);
   corpus.read(split, [&](const Item& item) { writer.add(item); });
   check_items(corpus, split, writer.finish(path));
   return std::make_shared<TokenStore>(path);

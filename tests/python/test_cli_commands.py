@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -113,6 +116,29 @@ def test_data_check_reads_what_training_would(tmp_path: Path) -> None:
     assert "every label is" in last_line("a\tgood\na\tbad\n", "a\tfair\n")
     assert "'c' was never seen in training" in last_line("a\tgood\nb\tbad\n", "c\tfair\n")
     assert last_line("a\tgood\nb\tbad\n", "a\tfair\n").startswith("usable: ")
+    lines = output("data", "check", "classify", tmp_path).splitlines()
+    assert lines[-2] == "  labels in train: a 1, b 1"
+
+
+def test_a_folder_that_may_not_be_read(tmp_path: Path) -> None:
+    """As another user where this one may read everything."""
+    data = Path(tempfile.mkdtemp())  # pytest's own folders are closed to others
+    try:
+        (data / "a.txt").write_text("a line of text\n" * 100)
+        (data / "closed").mkdir()
+        data.chmod(0o755)
+        (data / "closed").chmod(0)
+        root = os.geteuid() == 0
+        done = subprocess.run([PROGRAM, "data", "check", "text", data], capture_output=True, text=True,
+                              check=False, **({"user": 65534, "env": {}} if root else {}))
+        if root and done.returncode == 127:
+            pytest.skip("another user cannot run the program here")
+        assert done.returncode == 1, done.stderr
+        assert done.stdout.splitlines()[-1] == (
+            f"not usable: {data}/closed: cannot be read: Permission denied")
+    finally:
+        (data / "closed").chmod(0o755)
+        shutil.rmtree(data)
 
 
 @pytest.mark.parametrize("task", ["sort", "recall"])

@@ -121,19 +121,58 @@ TEST_F(ErrorsTest, BadLines) {
   EXPECT_HAS(error("classify"), "train.jsonl:1: no field \"label\"");
   write("train.jsonl", "{\"text\": [1], \"label\": \"b\"}\n");
   EXPECT_HAS(error("classify"), "train.jsonl:1: \"text\" is array; expected a string");
+  write("train.jsonl", "{\"text\": 5, \"label\": \"b\"}\n");
+  EXPECT_HAS(error("classify"), "train.jsonl:1: \"text\" is number; expected a string");
+  for (const char* empty : {"", "  "}) {
+    write("train.jsonl", std::string("{\"text\": \"a\", \"label\": \"") + empty + "\"}\n");
+    EXPECT_HAS(error("classify"), "train.jsonl:1: the label is empty; expected a class");
+  }
+  write("train.jsonl", "{\"text\": \"a\", \"label\": \"p\\to\"}\n");
+  EXPECT_HAS(error("classify"), "train.jsonl:1: the label holds a tab or a line break");
+}
+
+TEST_F(ErrorsTest, TheSameSplitTwice) {
+  write("train.tsv", "cat\tmeow\ndog\twoof\n");
+  write("train.jsonl", "{\"text\": \"a\", \"label\": \"cat\"}\n");
+  EXPECT_HAS(error("classify"), "data: holds train.tsv and train.jsonl; expected one of them");
+}
+
+TEST_F(ErrorsTest, ManyLabels) {
+  std::string lines;
+  for (int i = 0; i < 30; ++i) lines += std::to_string(10 + i) + "\ttext\n";
+  write("train.tsv", lines);
+  write("valid.tsv", "cow\tmoo\n");
+  const std::string said = error("classify");
+  EXPECT_HAS(said, "28 or 29 (30 in all)");
+  EXPECT_EQ(said.find("30,"), std::string::npos) << said;
+}
+
+TEST_F(ErrorsTest, TooLittleToSetASplitAside) {
+  std::string text;
+  for (int i = 0; i < 10; ++i) text += std::string(94, 'a') + "\n";
+  write("book.txt", text);
+  EXPECT_HAS(error("text"), "a text of 950 bytes may be too small to set them aside");
+  std::filesystem::remove(root_ / "data/book.txt");
+  write("train.tsv", "cat\tmeow\ndog\twoof\n");
+  EXPECT_HAS(error("classify"), "no items in the valid split");
+  EXPECT_HAS(error("classify"), "one item in twenty of training is held out");
 }
 
 TEST_F(ErrorsTest, BadTreesAndPairs) {
   write("trees/dev.txt", "(3 good)\n");
-  for (const char* tree : {"(3 (2 open)", "(3 a) b", "(9 a)", "plain words", "(3 a))"}) {
+  for (const char* tree : {"(3 (2 open)", "(3 a) b", "(9 a)", "plain words", "(3 a))", "(3a)",
+                           "(33 a)", "(3 (2 It) (9 works))", "(3 (2It) (4 works))", "(3 )", "("}) {
     write("trees/train.txt", std::string("(1 bad)\n") + tree + "\n");
     EXPECT_HAS(error("sentiment"), "train.txt:2: found '") << tree;
   }
   write("snli_1.0_train.jsonl", R"({"gold_label": "maybe", "sentence1": "a", "sentence2": "b"})");
   write("snli_1.0_dev.jsonl", R"({"gold_label": "neutral", "sentence1": "a"})");
-  EXPECT_HAS(error("nli"),
-             "snli_1.0_train.jsonl:1: label 'maybe' was never seen in training; expected "
-             "entailment, neutral or contradiction");
+  EXPECT_HAS(
+      error("nli"),
+      "snli_1.0_train.jsonl:1: label 'maybe' is none of SNLI's; expected entailment, neutral or "
+      "contradiction");
+  write("snli_1.0_train.jsonl", R"({"gold_label": "neutral", "sentence1": 5, "sentence2": "b"})");
+  EXPECT_HAS(error("nli"), "snli_1.0_train.jsonl:1: \"sentence1\" is number; expected a string");
 }
 
 TEST_F(ErrorsTest, Usage) {

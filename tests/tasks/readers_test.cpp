@@ -53,6 +53,53 @@ TEST_F(TaskTest, TextKeepsNeighboursTogetherAndLosesNothing) {
   EXPECT_HAS(task->info().data_note, "last two twentieths");
 }
 
+TEST_F(TaskTest, TextWithoutLinesIsCutBetweenWords) {
+  std::string text;
+  for (int i = 0; i < 3000; ++i) text += "word" + std::to_string(i) + " ";
+  TaskConfig c = config("text");
+  c.data = write("book.txt", text);
+  std::string all;
+  for (const Split split : kSplits) {
+    find_corpus(c).read(split, [&](const Item& item) {
+      all += item.text;
+      EXPECT_TRUE(item.text.ends_with(' ')) << item.text;
+    });
+  }
+  EXPECT_EQ(all, text);
+}
+
+TEST_F(TaskTest, ByteOrderMarkIsNoText) {
+  std::string text;
+  for (int i = 0; i < 100; ++i) text += "in the beginning\n";
+  TaskConfig c = config("text");
+  c.data = write("book.txt", "\xef\xbb\xbf" + text);
+  std::string all;
+  for (const Split split : kSplits) {
+    find_corpus(c).read(split, [&](const Item& item) { all += item.text; });
+  }
+  EXPECT_EQ(all, text);
+}
+
+TEST_F(TaskTest, HiddenFilesAndFoldersAreNoText) {
+  write("a.txt", "training one\n");
+  write(".git/objects/ab", "\xff\xfe");
+  write("sub/.hidden", "\xff\xfe");
+  write("valid.txt", "valid\n");
+  EXPECT_NO_THROW(make_task(config("text")));
+}
+
+TEST_F(TaskTest, HeadersAndLabelsAsPeopleWriteThem) {
+  write("train.tsv", "\n Label \tText\nneg \tbad\n neg\tworse\npos\tgood\n");
+  write("valid.tsv", "TEXT\tLABEL\nbad\tneg\n");
+  TaskConfig c = config("classify");
+  Corpus corpus = find_corpus(c);
+  settle_labels(corpus);
+  EXPECT_EQ(corpus.labels, (std::vector<std::string>{"neg", "pos"}));
+  const DataReport report = check_data(c);
+  EXPECT_TRUE(report.complete);
+  EXPECT_EQ(report.lines[report.lines.size() - 2], "  labels in train: neg 2, pos 1");
+}
+
 TEST_F(TaskTest, TextFilesThatOnlyBeginLikeASplit) {
   std::string text;
   for (int i = 0; i < 100; ++i) text += "in the beginning\n";
