@@ -1,5 +1,5 @@
-// The four operators again, naive: sections 1 and 2 of docs/spec.md transcribed into ATen calls, the
-// oracle that the fast kernels are tested against. Differentiable by ordinary autograd in every
+// The four operators again, naive: sections 1 and 2 of docs/spec.md transcribed into ATen calls,
+// the oracle that the fast kernels are tested against. Differentiable by ordinary autograd in every
 // floating input. Arguments and results are those of `torch.ops.sinkhorn`, without dropout and
 // without checks: nonsense in, nonsense out.
 //

@@ -1,6 +1,6 @@
 // Offers the reference to Python as torch.ops.sinkhorn_reference.*, with the schemas of
-// docs/spec.md less dropout_p. A definition given with its function is CompositeImplicitAutograd: the
-// dispatcher looks through it to the ATen calls inside, so autograd flows.
+// docs/spec.md less dropout_p. A definition given with its function is CompositeImplicitAutograd:
+// the dispatcher looks through it to the ATen calls inside, so autograd flows.
 #include <torch/library.h>
 
 #include "reference.h"

@@ -94,7 +94,7 @@ class Labeller {
 };
 
 void label_lines(const ClassifyOptions& options, bool pairs, Labeller& labeller) {
-  const bool piped = !options.standard_input.empty();
+  const bool piped = !options.standard_input.empty() || options.file == "-";
   const fs::path source = piped ? "standard input" : options.file;
   const tasks::LineSink add = [&](std::string_view line, int64_t number) {
     const std::string fault = fault_of(line, pairs);

@@ -117,6 +117,14 @@ bool names_task(const std::filesystem::path& path, const Overrides& overrides) {
   return read_settings(overrides).contains(key) || read_settings(path).contains(key);
 }
 
+void make_absolute(tasks::TaskConfig& task) {
+  for (std::string* path : {&task.data, &task.cache}) {
+    if (path->empty()) continue;
+    const std::string whole = std::filesystem::absolute(*path).lexically_normal().string();
+    if (is_writable(whole)) *path = whole;
+  }
+}
+
 std::string write_config(const train::RunConfig& config) {
   train::RunConfig copy = config;
   std::ostringstream out;

@@ -26,6 +26,9 @@ train::RunConfig read_config(const std::vector<std::filesystem::path>& files,
 // Whether any of them says what to learn; the default task is trained otherwise.
 bool names_task(const std::filesystem::path& path, const Overrides& overrides);
 
+// Makes where a task's data lies the same from wherever its run is used later on.
+void make_absolute(tasks::TaskConfig& task);
+
 // All keys, resolved: reads back to the same configuration.
 std::string write_config(const train::RunConfig& config);
 // The same for the config.json of an export, which read_config reads as well: a JSON object of

@@ -36,6 +36,12 @@ const Range kProbability = {"at least 0 and less than 1", [](double x) { return 
 // Configuration files hold any text but what ends a line, a quoted value, or begins a comment.
 constexpr std::string_view kUnwritable = "\"\\#\n\r";
 
+}  // namespace
+
+bool is_writable(std::string_view text) { return text.find_first_of(kUnwritable) == text.npos; }
+
+namespace {
+
 [[noreturn]] void refuse(const std::string& name, const std::string& text, const std::string& why) {
   // A message is one line, whatever it quotes.
   throw UsageError(name + ": \"" + text.substr(0, text.find('\n')) + "\" " + why);
@@ -75,7 +81,7 @@ std::string parse_text(const Field& field, const std::string& text, const std::s
   if (!words.empty() && std::find(words.begin(), words.end(), text) == words.end()) {
     refuse(name, text, "is not one of " + join(words, ", "));
   }
-  if (text.find_first_of(kUnwritable) != std::string::npos) {
+  if (!is_writable(text)) {
     refuse(name, text,
            "holds a quote, a backslash, a # or a line break, which configurations cannot");
   }

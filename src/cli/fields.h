@@ -44,6 +44,9 @@ Fields choice_fields(Choices& choices);
 // Every variable of a run that a person sets. What the task fills in (vocab, classes) has no key.
 Fields run_fields(train::RunConfig& config);
 
+// Whether a configuration file can hold it.
+bool is_writable(std::string_view text);
+
 std::string join(const std::vector<std::string>& words, const std::string& separator);
 // {one,of,these}: the type of an option that takes one of a few words.
 std::string choice_of(const std::vector<std::string>& words);

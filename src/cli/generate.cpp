@@ -38,8 +38,9 @@ struct GenerateOptions {
   bool stream = false, json = false;
 };
 
-// A last line end is the editor's or echo's, not the prompt's.
-std::string without_line_end(std::string text) {
+// A last line end is the editor's or echo's, not the prompt's, and a byte order mark in front.
+std::string only_text(std::string text) {
+  text.erase(0, tasks::byte_order_mark(text));
   if (text.ends_with('\n')) text.pop_back();
   if (text.ends_with('\r')) text.pop_back();
   return text;
@@ -57,10 +58,10 @@ void read_prompt(GenerateOptions& options) {
       throw UsageError("unexpected argument " + options.standard_input +
                        "; a prompt is given by --prompt, --prompt-file, or - for standard input");
     }
-    options.request.prompt = without_line_end(
-        {std::istreambuf_iterator<char>(std::cin), std::istreambuf_iterator<char>()});
+    options.request.prompt =
+        only_text({std::istreambuf_iterator<char>(std::cin), std::istreambuf_iterator<char>()});
   } else if (!options.prompt_file.empty()) {
-    options.request.prompt = without_line_end(read_prompt_file(options.prompt_file));
+    options.request.prompt = only_text(read_prompt_file(options.prompt_file));
   }
 }
 

@@ -1,6 +1,7 @@
 // What the command lines of train, eval and inspect offer, and how it reaches them.
 #include <CLI/CLI.hpp>
 #include <cerrno>
+#include <cmath>
 #include <functional>
 #include <iostream>
 #include <set>
@@ -77,7 +78,9 @@ std::string task_of(const std::string& key) {
 }
 
 // What would be ignored is refused: figures would be taken for those of something else.
-void check_matter(const std::string& run, const std::string& task, const Overrides& overrides) {
+void check_matter(const std::string& run, const train::RunConfig& trained,
+                  const Overrides& overrides) {
+  const std::string& task = trained.task.name;
   for (const auto& [key, value] : overrides) {
     const std::string needed = task_of(key);
     if (!needed.empty() && needed != task) {
@@ -87,6 +90,10 @@ void check_matter(const std::string& run, const std::string& task, const Overrid
     const bool of_data = key == "task.data" || key == "task.valid" || key == "task.files";
     if ((of_data && tasks::is_generated(task)) || (key == "task.length" && task == "sort")) {
       throw UsageError("--" + key + " changes nothing of " + run + ", a run of the task " + task);
+    }
+    if (key == "task.valid" && value == "train" && trained.task.valid != value) {
+      throw UsageError("--task.valid train: " + run +
+                       " was trained on all of the training split, nothing was held out of it");
     }
   }
 }
@@ -101,10 +108,9 @@ train::RunConfig read_run_config(const std::filesystem::path& run, const Overrid
         run.string() +
         ": not the folder of a run; expected config.ini (an export: config.json) in it");
   }
-  Overrides all = overrides;
-  all.emplace_back("train.run", run.string());  // a run may have been moved
-  train::RunConfig config = read_config(path, all);
-  check_matter(run.string(), config.task.name, overrides);
+  train::RunConfig config = read_config(path, overrides);
+  check_matter(run.string(), read_config(path, {}), overrides);
+  config.train.run = run.string();  // a run may have been moved
   return config;
 }
 
@@ -150,6 +156,15 @@ CLI::Validator at_least(int64_t least) {
     if (errno == ERANGE && value > 0) return text + " is too large";
     if (counts ? value >= least : !text.starts_with('-')) return "";
     return text + " is not " + std::to_string(least) + " or more";
+  };
+  return CLI::Validator(check, "");
+}
+
+CLI::Validator is_number() {
+  const auto check = [](const std::string& text) -> std::string {
+    double value = 0;
+    const bool reads = CLI::detail::lexical_cast(text, value);
+    return reads && !std::isnan(value) ? "" : text + " is not a number";
   };
   return CLI::Validator(check, "");
 }

@@ -106,7 +106,9 @@ train::RunConfig config_of(const fs::path& run) {
     throw Error(path.string() + ": breaks off" + remedy);
   }
   try {
-    return read_config(path, {{"train.run", run.string()}, {"train.device", "auto"}});
+    train::RunConfig config = read_config(path, {{"train.device", "auto"}});
+    config.train.run = run.string();  // it may have been moved
+    return config;
   } catch (const Error& error) {
     throw Error(error.what() + std::string("; cut off, or another version's") + remedy);
   }

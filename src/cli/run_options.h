@@ -29,6 +29,7 @@ void add_device_options(CLI::App& command, const std::shared_ptr<Overrides>& ove
 
 // Checks counts, and says so in words: the bounds that CLI11 names are those of a double.
 CLI::Validator at_least(int64_t least);
+CLI::Validator is_number();  // and not "nan", which lies in every range
 
 // What is used: RUN, and which of its checkpoints.
 void add_run_argument(CLI::App& command, std::filesystem::path& run);

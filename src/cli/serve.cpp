@@ -62,6 +62,7 @@ void add_limit_options(CLI::App& app, serve::ServeOptions& options) {
   count("--max-request-bytes", options.max_request_bytes, "longest request", at_least(1));
   app.add_option("--timeout", options.timeout, "seconds from a request to its last token")
       ->type_name("NUMBER")
+      ->check(is_number())
       ->check(CLI::Range(1e-3, 1e9))
       ->capture_default_str();
 }

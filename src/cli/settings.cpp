@@ -42,6 +42,31 @@ void spread_attention(Settings& settings) {
   }
 }
 
+// CLI11 passes over some lines that say nothing it knows, and ends a value at a #, quoted or not.
+void check_line(std::string_view line, const std::string& where) {
+  const size_t begin = std::min(line.find_first_not_of(" \t\r"), line.size());
+  line.remove_prefix(begin);
+  if (line.empty() || line[0] == '#' || line[0] == ';' || line[0] == '[') return;
+  const size_t equals = line.find('=');
+  if (equals == line.npos || equals == 0) {
+    const size_t word = std::min<size_t>(line.find_first_of(" \t"), 40);
+    throw UsageError(where + "the line that begins with \"" + std::string(line.substr(0, word)) +
+                     "\" is no key = value; expected a configuration file, whose task.data " +
+                     "names the data");
+  }
+  const std::string_view value = line.substr(equals + 1);
+  const size_t mark = value.find('#');
+  if (mark == value.npos || mark == 0) return;
+  const size_t quote = value.find_first_of("\"'");
+  const bool quoted = quote < mark && mark < value.find(value[quote], quote + 1);
+  const bool begins_comment = value[mark - 1] == ' ' || value[mark - 1] == '\t';
+  if (quoted || !begins_comment) {
+    throw UsageError(where + std::string(line.substr(0, line.find_first_of(" \t="))) +
+                     ": the value holds a #, which configurations cannot; a comment stands behind "
+                     "a space");
+  }
+}
+
 // The file's own keys as they stand there.
 Settings parse_file(const fs::path& path, const std::string& included_by) {
   const std::string where = path.string() + ": ";
@@ -57,6 +82,8 @@ Settings parse_file(const fs::path& path, const std::string& included_by) {
   if (text.view().find('\0') != std::string_view::npos) {
     throw UsageError(where + "is no text; expected a configuration file");
   }
+  for (std::string line; std::getline(text, line);) check_line(line, where);
+  text = std::stringstream(whole);
   std::vector<CLI::ConfigItem> items;
   try {
     items = CLI::ConfigBase().from_config(text);
@@ -69,12 +96,6 @@ Settings parse_file(const fs::path& path, const std::string& included_by) {
     const std::string key = item.fullname();
     if (item.name.starts_with("[")) {
       throw UsageError(where + item.name + ": a section's name stands alone on its line");
-    }
-    // What CLI11 takes for a flag: most likely a line of the user's data, given in its place.
-    if (const size_t end = item.name.find_first_of(" \t"); end != std::string::npos) {
-      throw UsageError(where + "the line that begins with \"" + item.name.substr(0, end) +
-                       "\" is no key = value; expected a configuration file, whose task.data " +
-                       "names the data");
     }
     if (item.inputs.size() != 1) {
       throw UsageError(where + key + ": expected one value, found " +

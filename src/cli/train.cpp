@@ -151,7 +151,8 @@ std::string trained_words(const TrainOptions& options) {
 }  // namespace
 
 int run_train(const TrainOptions& options) {
-  const train::RunConfig& config = options.config;
+  train::RunConfig config = options.config;
+  make_absolute(config.task);
   train::Outcome outcome;
   {
     const auto begin = std::chrono::steady_clock::now();

@@ -61,7 +61,8 @@ void check_decoder(const AttentionConfig& c) {
 void check_encoder(const AttentionConfig& c) {
   if (c.pooling == "recent") refuse("pooling 'recent' looks back and is for decoders only");
   if (c.columns == "prefix" || c.columns == "prior") {
-    refuse("columns '" + c.columns + "' is causal and for decoders only; encoders take 'full' or 'none'");
+    refuse("columns '" + c.columns +
+           "' is causal and for decoders only; encoders take 'full' or 'none'");
   }
 }
 

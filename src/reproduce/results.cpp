@@ -48,7 +48,10 @@ int64_t read_figures(const fs::path& log, RunResult& result) {
 std::string device_name(const std::string& device, const json& environment) {
   if (!environment.is_object()) return device;
   if (environment.contains(device)) return environment[device];
-  return device + ", " + environment.value("threads", "?") + " threads";
+  const auto threads = environment.find("threads");  // runs of earlier versions: in words
+  if (threads == environment.end()) return device;
+  return device + ", " + (threads->is_string() ? threads->get<std::string>() : threads->dump()) +
+         " threads";
 }
 
 ordered_json number(const std::optional<double>& value) {

@@ -54,7 +54,7 @@ int64_t usual_tokens(const std::string& task, const Plan& plan, size_t given, in
 
 void check_request(const std::string& task, const GenerateRequest& request, int64_t capacity) {
   const bool asks = task == "sort" || task == "recall";
-  if (asks && !request.prompt.has_value()) {
+  if (asks && request.prompt.value_or("").empty()) {
     throw UsageError("a model of the task " + task + " needs a prompt: " +
                      (task == "sort" ? "numbers to sort, as in --prompt \"5 3 1\""
                                      : "pairs and a key, as in --prompt \"k1 v2 f0 k1\""));

@@ -19,15 +19,20 @@ namespace fs = std::filesystem;
 
 fs::path find_checkpoint(const fs::path& run, const std::string& name) {
   if (name != "newest" && name != "best") {
-    if (!fs::exists(name)) {
-      throw Error("--checkpoint: " + name + ": no such file; expected newest, best, or a file");
+    for (const fs::path& path : {fs::path(name), run / "checkpoints" / name}) {
+      std::error_code unknown;
+      if (fs::exists(path, unknown)) return path;
     }
-    return name;
+    throw Error("--checkpoint: " + name + ": no such file; expected newest, best, or a file");
   }
   if (is_export(run)) return run / kExportModel;
   const RunFolder folder(run, /*resume=*/true);
   const auto found = name == "newest" ? folder.newest() : folder.best();
-  if (!found) throw Error(run.string() + ": has no " + name + " checkpoint yet");
+  if (!found) {
+    const bool has_newest = name == "best" && folder.newest().has_value();
+    throw Error(run.string() + ": has no " + name + " checkpoint yet" +
+                (has_newest ? "; --checkpoint newest takes the last one" : ""));
+  }
   return *found;
 }
 

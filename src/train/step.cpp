@@ -127,8 +127,9 @@ void Stepper::report_failures() const {
     throw Error("step " + std::to_string(failed) + ": " +
                 (index < 0 ? std::string("the loss")
                            : "the gradient of " + parameters_[static_cast<size_t>(index)].first) +
-                " is not finite; the last good state is the newest checkpoint. A smaller "
-                "optimizer.rate, a longer optimizer.warmup or optimizer.clip may help");
+                " is not finite; the last good state is the newest checkpoint, where there is "
+                "one. A smaller optimizer.rate, a longer optimizer.warmup or optimizer.clip may "
+                "help");
   }
 }
 

@@ -1,6 +1,5 @@
 #include "train/use_run.h"
 
-
 #include "sinkhorn/error.h"
 #include "train/evaluate.h"
 #include "train/open_run.h"

@@ -117,6 +117,29 @@ def test_data_in_place_of_a_configuration(tmp_path: Path) -> None:
             "file, whose task.data names the data")
 
 
+def test_lines_that_say_nothing(tmp_path: Path) -> None:
+    for line in ("x", "a. " * 260, "model", "= 3"):
+        said = refusal("train", write(tmp_path, f"[train]\nsteps = 3\n{line}\n"))
+        assert "is no key = value; expected a configuration file" in said, said
+    assert resolved(write(tmp_path, "# a\n\n ; b\n[train]\nsteps = 3  # c\n"))["train"]["steps"] == "3"
+
+
+def test_a_value_is_never_cut(tmp_path: Path) -> None:
+    for value in ('"/tmp/a b#c"', '"/tmp/a #b"', "/tmp/a#b"):
+        path = write(tmp_path, f'[task]\nname = "text"\ndata = {value}\n')
+        assert refusal("train", path) == (
+            f"{path}: data: the value holds a #, which configurations cannot; a comment stands behind "
+            "a space")
+    path = write(tmp_path, '[task]\nname = "text"\ndata = "/tmp/a b"  # c "d"\n')
+    assert resolved(path)["task"]["data"] == '"/tmp/a b"'
+
+
+def test_a_key_without_its_value(tmp_path: Path) -> None:
+    path = write(tmp_path, "")
+    assert refusal("train", path, "--train.greedy", "--train.run", "runs/q") == (
+        "--train.greedy: expected a value, found --train.run")
+
+
 def test_a_file_that_is_missing(tmp_path: Path) -> None:
     path = tmp_path / "none.ini"
     assert refusal("train", path) == f"{path}: cannot be read; expected a configuration file"

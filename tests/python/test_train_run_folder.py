@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from cli_program import output, refusal, run
-from train_program import (check_checkpoint, checkpoints, classify_task, failed, figures,
+from train_program import (check_checkpoint, checkpoints, classify_task, command, failed, figures,
                            log_lines, sort_task, text_task, train)
 
 load_file = pytest.importorskip("safetensors.torch").load_file
@@ -218,6 +218,48 @@ def test_keys_that_would_change_nothing_are_refused(runs: Path) -> None:
     for command, key in (("eval", "--task.name"), ("eval", "--train.seed"),
                          ("inspect", "--train.batch"), ("inspect", "--task.valid")):
         assert key not in output(command, "--help")
+
+
+def test_what_training_saw_is_not_held_out(runs: Path) -> None:
+    run = runs / "classify"
+    assert refusal("eval", run, "--split", "valid", "--task.valid", "train") == (
+        f"--task.valid train: {run} was trained on all of the training split, nothing was held out "
+        "of it")
+
+
+def test_a_run_may_lie_anywhere(runs: Path, tmp_path: Path) -> None:
+    for name in ("h#1", 'a "quoted" one'):
+        shutil.copytree(runs / "text", tmp_path / name / "run")
+        run = tmp_path / name / "run"
+        expected = json.loads(output("eval", runs / "text", "--json"))["figures"]
+        assert json.loads(output("eval", run, "--json"))["figures"] == expected
+        output("export", run, tmp_path / name / "out")
+        assert json.loads(output("eval", tmp_path / name / "out", "--json"))["figures"] == expected
+        output("report", run, "-o", tmp_path / "page.html", "--samples", "0")
+
+
+def test_data_is_found_from_another_folder(tmp_path: Path) -> None:
+    settings = text_task(tmp_path, **{"train.steps": 2}) | {"task.data": "text.txt"}
+    done = run(*command(tmp_path / "run", settings), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "text.txt").write_text("another text, which is not meant\n" * 100)
+    done = run("eval", tmp_path / "run", "--json", cwd=other)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == output("eval", tmp_path / "run", "--json")
+
+
+def test_a_checkpoint_by_its_name(runs: Path) -> None:
+    name = checkpoints(runs / "text")[-1].name
+    assert json.loads(output("eval", runs / "text", "--checkpoint", name, "--json"))["step"] > 0
+    assert refusal("eval", runs / "text", "--checkpoint", "none", code=1).startswith("--checkpoint: none")
+
+
+def test_the_best_of_a_run_without_one(tmp_path: Path) -> None:
+    train(tmp_path / "run", text_task(tmp_path, **{"train.steps": 0}))
+    assert refusal("export", tmp_path / "run", tmp_path / "out", code=1) == (
+        f"{tmp_path / 'run'}: has no best checkpoint yet; --checkpoint newest takes the last one")
 
 
 @pytest.mark.parametrize(("task", "text", "says"), [

@@ -167,9 +167,8 @@ struct SmallUndo {
     float* const sums = reinterpret_cast<float*>(tiles);  // [warp][kN][kN]
     wait_copies<0>();
     __syncthreads();
-    for_sums([&](int m, int n, int e, int i, int j) {
-      sums[(warp * kN + i) * kN + j] = dr[m][n][e];
-    });
+    for_sums(
+        [&](int m, int n, int e, int i, int j) { sums[(warp * kN + i) * kN + j] = dr[m][n][e]; });
     __syncthreads();
     for (int v = threadIdx.x; v < kN * kN; v += 128) {
       const int i = v / kN, j = v % kN;
