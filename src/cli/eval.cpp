@@ -2,6 +2,7 @@
 #include <cstdio>
 #include <iostream>
 #include <nlohmann/json.hpp>
+#include <string>
 
 #include "cli/commands.h"
 #include "cli/run_words.h"
@@ -25,10 +26,10 @@ int run_eval(const EvalOptions& options) {
     std::cout << object.dump(2) << "\n";
     return 0;
   }
-  std::printf("%s, step %lld, %s split: %lld rows, %lld tokens\n", result.checkpoint.c_str(),
-              static_cast<long long>(result.step), result.split.c_str(),
-              static_cast<long long>(result.counts.rows),
-              static_cast<long long>(result.counts.tokens));
+  const long long rows = result.counts.rows, tokens = result.counts.tokens;
+  std::printf("%s, step %lld, %s split: %lld rows%s\n", result.checkpoint.c_str(),
+              static_cast<long long>(result.step), result.split.c_str(), rows,
+              tokens == rows ? "" : (", " + std::to_string(tokens) + " tokens").c_str());
   if (!result.data_note.empty()) std::printf("data: %s\n", result.data_note.c_str());
   for (const auto& f : result.figures) {
     std::printf("%-24s %s\n", f.name.c_str(), figure_words(f.value).c_str());
