@@ -98,6 +98,21 @@ void check_matter(const std::string& run, const train::RunConfig& trained,
   }
 }
 
+// The same for a training: of the command line, since files are shared by tasks.
+void check_matter(const std::string& task, const Overrides& overrides) {
+  static const std::set<std::string> kOfData = {"task.data",  "task.tokens", "task.tokenizer",
+                                                "task.vocab", "task.valid",  "task.files"};
+  for (const auto& [key, value] : overrides) {
+    const std::string needed = task_of(key);
+    std::string why;
+    if (!needed.empty() && needed != task) why = ", which is not " + needed;
+    if (tasks::is_generated(task) && kOfData.contains(key)) why = ", which makes its data";
+    if (key.starts_with("encoder.") && !tasks::has_encoder(task)) why = ", which has no encoder";
+    if (key.starts_with("decoder.") && !tasks::has_decoder(task)) why = ", which has no decoder";
+    if (!why.empty()) throw UsageError("--" + key + " changes nothing of the task " + task + why);
+  }
+}
+
 }  // namespace
 
 train::RunConfig read_run_config(const std::filesystem::path& run, const Overrides& overrides) {
@@ -188,6 +203,7 @@ Command add_train(CLI::App& program) {
       "that stack alone. Defaults are shown; model.size and presets move some of them.");
   return {app, [options, overrides] {
             const train::RunConfig config = read_config(options->config, *overrides);
+            check_matter(config.task.name, *overrides);
             if (!options->dry_run) {
               return run_train({config, names_task(options->config, *overrides), options->resume});
             }

@@ -134,6 +134,20 @@ def test_a_value_is_never_cut(tmp_path: Path) -> None:
     assert resolved(path)["task"]["data"] == '"/tmp/a b"'
 
 
+def test_keys_that_would_change_nothing(tmp_path: Path) -> None:
+    path = write(tmp_path, "")
+    for task, key, why in (("text", "encoder.kind=full", "which has no encoder"),
+                           ("classify", "decoder.block=8", "which has no decoder"),
+                           ("text", "task.sort_symbols=8", "which is not sort"),
+                           ("sort", "task.recall_pairs=8", "which is not recall"),
+                           ("sort", "task.tokens=bytes", "which makes its data")):
+        data = [] if task == "sort" else ["--task.data", tmp_path]
+        assert refusal("train", path, "--task.name", task, *data, f"--{key}") == (
+            f"--{key.split('=')[0]} changes nothing of the task {task}, {why}")
+    shared = write(tmp_path, '[encoder]\nkind = "full"\n')  # files are
+    assert resolved(shared, "--task.name=text", "--task.data", tmp_path)["encoder"]["kind"] == '"full"'
+
+
 def test_a_key_without_its_value(tmp_path: Path) -> None:
     path = write(tmp_path, "")
     assert refusal("train", path, "--train.greedy", "--train.run", "runs/q") == (
