@@ -145,6 +145,8 @@ def test_a_prompt_from_a_file_and_from_standard_input(text_run: Path, tmp_path: 
     file = tmp_path / "prompt.txt"
     file.write_text("one two\n")  # the last line end is the editor's
     assert output("generate", text_run, "--prompt-file", file, *words) == expected
+    file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())  # a byte order mark is no text
+    assert output("generate", text_run, "--prompt-file", file, *words) == expected
     done = subprocess.run([PROGRAM, "generate", text_run, "-", *words], input="one two\n",
                           capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr, done.stdout) == (0, "", expected)
@@ -354,7 +356,8 @@ def test_images_that_cannot_be_read(pixels_run: Path, tmp_path: Path) -> None:
 
 
 def test_lists_that_cannot_be_read(sort_run: Path, recall_run: Path) -> None:
-    assert "needs a prompt: numbers to sort" in refusal("generate", sort_run)
+    for words in ((), ("--prompt", "")):
+        assert "needs a prompt: numbers to sort" in refusal("generate", sort_run, *words)
     assert "'16'; expected numbers from 0 to 15" in refusal("generate", sort_run, "--prompt",
                                                             "3 16")
     assert refusal("generate", sort_run, "--prompt", "  ") == "the prompt holds nothing to read"

@@ -360,6 +360,7 @@ def test_commands_that_cannot_be_meant(text_run: Path, folder: Path, server: Ser
     assert "--port" in refusal("serve", text_run, "--port", "70000")
     assert "--slots" in refusal("serve", text_run, "--slots", "0")
     assert "--timeout" in refusal("serve", text_run, "--timeout", "0")
+    assert refusal("serve", text_run, "--timeout", "nan") == "--timeout: nan is not a number"
     for option in ("--max-tokens-limit", "--max-request-bytes"):
         assert refusal("serve", text_run, option, "0") == f"{option}: 0 is not 1 or more"
     for option in ("--task.name", "--task.length", "--train.steps", "--train.run"):
