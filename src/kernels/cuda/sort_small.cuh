@@ -105,11 +105,39 @@ constexpr int sort_small_shared() {
          static_cast<int>(sizeof(T));
 }
 
+// acc += R tile, or R' tile: kM tiles of 16 rows from `row` on, by the columns from `column` on.
+template <class T, int kN, int kPitch, bool kTransposed, int kM, int kTiles8>
+__device__ __forceinline__ void multiply_tile(float (&acc)[kM][kTiles8][4], const T* a_tile,
+                                              const T* tile, int row, int column, int lane) {
+  constexpr int kPitchA = kN + kPad;
+#pragma unroll
+  for (int k = 0; k < kN / 16; ++k) {
+    Operand<T> a[kM];
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+      if constexpr (kTransposed) {
+        load_a_transposed<kPitchA>(a[m], a_tile, row + m * 16, k * 16, lane);
+      } else {
+        load_a<kPitchA>(a[m], a_tile, row + m * 16, k * 16, lane);
+      }
+    }
+    const auto &low = ready(a[0]), &high = ready(a[kM - 1]);
+#pragma unroll
+    for (int n = 0; n < kTiles8; n += 2) {
+      Operand<T> b;
+      load_b_transposed<kPitch>(b, tile, column + n * 8, k * 16, lane);
+      const auto& right = ready(b);
+      mma_pair<T>(acc[0][n], acc[0][n + 1], low, right);
+      if constexpr (kM == 2) mma_pair<T>(acc[1][n], acc[1][n + 1], high, right);
+    }
+  }
+}
+
 // One CTA's share of a head's sort. Of 16-row and 8-column tiles a warp has kM by kTiles8.
 template <class T, int kN, int kCtaThreads>
 struct SmallSort {
   static constexpr int kColumns = kSmallSortColumns<T, kN, kCtaThreads>;
-  static constexpr int kPitch = kColumns + kPad, kPitchA = kN + kPad;
+  static constexpr int kPitch = kColumns + kPad;
   static constexpr int kM = kN >= 32 ? 2 : 1;
   static constexpr int kTiles8 = kN * kColumns / (4 * kCtaThreads) / kM;
   using Results = float[kM][kTiles8][4];
@@ -147,21 +175,7 @@ struct SmallSort {
     commit_copies();
   }
   __device__ __forceinline__ void multiply(Results& acc, const T* tile) const {
-#pragma unroll
-    for (int k = 0; k < kN / 16; ++k) {
-      Operand<T> a[kM];
-#pragma unroll
-      for (int m = 0; m < kM; ++m) load_a<kPitchA>(a[m], a_tile, row + m * 16, k * 16, lane);
-      const auto &low = ready(a[0]), &high = ready(a[kM - 1]);
-#pragma unroll
-      for (int n = 0; n < kTiles8; n += 2) {
-        Operand<T> b;
-        load_b_transposed<kPitch>(b, tile, column + n * 8, k * 16, lane);
-        const auto& right = ready(b);
-        mma_pair<T>(acc[0][n], acc[0][n + 1], low, right);
-        if constexpr (kM == 2) mma_pair<T>(acc[1][n], acc[1][n + 1], high, right);
-      }
-    }
+    multiply_tile<T, kN, kPitch, false>(acc, a_tile, tile, row, column, lane);
   }
   // Results into the tile that they were made from; what is not finite is added up again.
   __device__ __forceinline__ void put(Results& acc, T* tile, int side, int c0) const {

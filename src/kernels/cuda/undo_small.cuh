@@ -20,7 +20,7 @@ constexpr int undo_small_shared() {
 template <class T, int kN, int kCtaThreads>
 struct SmallUndo {
   static constexpr int kColumns = kSmallUndoColumns<T, kN, kCtaThreads>;
-  static constexpr int kPitch = kColumns + kPad, kPitchA = kN + kPad, kSize = kN * kPitch;
+  static constexpr int kPitch = kColumns + kPad, kSize = kN * kPitch;
   static constexpr bool kApart = kN < 64;  // warps take columns apart
   static_assert(!kApart || kCtaThreads == 128);
   static constexpr int kM = kN >= 32 ? 2 : 1;
@@ -97,23 +97,7 @@ struct SmallUndo {
   }
   // R' dx'.
   __device__ __forceinline__ void multiply(Results& acc, const T* change) const {
-#pragma unroll
-    for (int k = 0; k < kN / 16; ++k) {
-      Operand<T> a[kM];  // R', rows j
-#pragma unroll
-      for (int m = 0; m < kM; ++m) {
-        load_a_transposed<kPitchA>(a[m], a_tile, row + m * 16, k * 16, lane);
-      }
-      const auto &low = ready(a[0]), &high = ready(a[kM - 1]);
-#pragma unroll
-      for (int n = 0; n < kTiles8; n += 2) {
-        Operand<T> b;
-        load_b_transposed<kPitch>(b, change, column + n * 8, k * 16, lane);
-        const auto& right = ready(b);
-        mma_pair<T>(acc[0][n], acc[0][n + 1], low, right);
-        if constexpr (kM == 2) mma_pair<T>(acc[1][n], acc[1][n + 1], high, right);
-      }
-    }
+    multiply_tile<T, kN, kPitch, true>(acc, a_tile, change, row, column, lane);
   }
   // Results onto the local part, each lane's numbers in place of those that it reads; what is not
   // finite is added up again.
