@@ -77,6 +77,13 @@ std::string task_of(const std::string& key) {
   return key.starts_with("task.recall_") ? "recall" : "";
 }
 
+// Of no use where data is generated.
+bool is_of_data(const std::string& key) {
+  static const std::set<std::string> kKeys = {"task.data",  "task.tokens", "task.tokenizer",
+                                              "task.vocab", "task.valid",  "task.files"};
+  return kKeys.contains(key);
+}
+
 // What would be ignored is refused: figures would be taken for those of something else.
 void check_matter(const std::string& run, const train::RunConfig& trained,
                   const Overrides& overrides) {
@@ -87,8 +94,8 @@ void check_matter(const std::string& run, const train::RunConfig& trained,
       throw UsageError("--" + key + " is for runs of the task " + needed + "; " + run +
                        " is one of " + task);
     }
-    const bool of_data = key == "task.data" || key == "task.valid" || key == "task.files";
-    if ((of_data && tasks::is_generated(task)) || (key == "task.length" && task == "sort")) {
+    if ((is_of_data(key) && tasks::is_generated(task)) ||
+        (key == "task.length" && task == "sort")) {
       throw UsageError("--" + key + " changes nothing of " + run + ", a run of the task " + task);
     }
     if (key == "task.valid" && value == "train" && trained.task.valid != value) {
@@ -100,13 +107,11 @@ void check_matter(const std::string& run, const train::RunConfig& trained,
 
 // The same for a training: of the command line, since files are shared by tasks.
 void check_matter(const std::string& task, const Overrides& overrides) {
-  static const std::set<std::string> kOfData = {"task.data",  "task.tokens", "task.tokenizer",
-                                                "task.vocab", "task.valid",  "task.files"};
   for (const auto& [key, value] : overrides) {
     const std::string needed = task_of(key);
     std::string why;
     if (!needed.empty() && needed != task) why = ", which is not " + needed;
-    if (tasks::is_generated(task) && kOfData.contains(key)) why = ", which makes its data";
+    if (tasks::is_generated(task) && is_of_data(key)) why = ", which makes its data";
     if (key.starts_with("encoder.") && !tasks::has_encoder(task)) why = ", which has no encoder";
     if (key.starts_with("decoder.") && !tasks::has_decoder(task)) why = ", which has no decoder";
     if (!why.empty()) throw UsageError("--" + key + " changes nothing of the task " + task + why);

@@ -57,8 +57,9 @@ void check_line(std::string_view line, const std::string& where) {
   const std::string_view value = line.substr(equals + 1);
   const size_t mark = value.find('#');
   if (mark == value.npos || mark == 0) return;
-  const size_t quote = value.find_first_of("\"'");
-  const bool quoted = quote < mark && mark < value.find(value[quote], quote + 1);
+  const size_t first = value.find_first_not_of(" \t");
+  const bool opens = value[first] == '"' || value[first] == '\'';
+  const bool quoted = opens && mark < value.find(value[first], first + 1);
   const bool begins_comment = value[mark - 1] == ' ' || value[mark - 1] == '\t';
   if (quoted || !begins_comment) {
     throw UsageError(where + std::string(line.substr(0, line.find_first_of(" \t="))) +

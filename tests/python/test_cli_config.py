@@ -130,8 +130,9 @@ def test_a_value_is_never_cut(tmp_path: Path) -> None:
         assert refusal("train", path) == (
             f"{path}: data: the value holds a #, which configurations cannot; a comment stands behind "
             "a space")
-    path = write(tmp_path, '[task]\nname = "text"\ndata = "/tmp/a b"  # c "d"\n')
-    assert resolved(path)["task"]["data"] == '"/tmp/a b"'
+    for value, expected in (('"/tmp/a b"  # c "d"', "/tmp/a b"), ("it's  # no quote", "it's")):
+        path = write(tmp_path, f'[task]\nname = "text"\ndata = {value}\n')
+        assert resolved(path)["task"]["data"] == f'"{expected}"'
 
 
 def test_keys_that_would_change_nothing(tmp_path: Path) -> None:
