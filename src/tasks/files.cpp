@@ -125,11 +125,11 @@ void add_files_below(const Path& folder, std::vector<Path>& files) {
   check();
   while (entry != fs::directory_iterator()) {
     if (!entry->path().filename().string().starts_with(".")) {
-      const bool is_folder = entry->is_directory(error) && !entry->is_symlink();
+      const bool is_folder = fs::is_directory(entry->symlink_status(error));
       check();
       if (is_folder) {
         add_files_below(entry->path(), files);
-      } else if (entry->is_regular_file(error)) {
+      } else if (entry->is_regular_file(error)) {  // a link may lead nowhere
         files.push_back(entry->path());
       }
     }

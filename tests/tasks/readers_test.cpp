@@ -85,6 +85,8 @@ TEST_F(TaskTest, HiddenFilesAndFoldersAreNoText) {
   write(".git/objects/ab", "\xff\xfe");
   write("sub/.hidden", "\xff\xfe");
   write("valid.txt", "valid\n");
+  std::filesystem::create_symlink("nowhere", root_ / "data/dangling");
+  std::filesystem::create_directory_symlink(root_ / "data", root_ / "data/sub/circle");
   EXPECT_NO_THROW(make_task(config("text")));
 }
 
