@@ -28,10 +28,9 @@ class StoredExamples final : public Examples {
 class ClassificationTask final : public Task {
  public:
   explicit ClassificationTask(const TaskConfig& config) {
-    const bool bytes = use_bytes(config, false);
     data_.corpus = find_corpus(config);
     settle_labels(data_.corpus);
-    data_.tokenizer = open_tokenizer(config, data_.corpus, bytes, 8000);
+    data_.tokenizer = open_tokenizer(config, data_.corpus, reads_bytes(config), 8000);
     codec_ = make_class_codec(config, data_.tokenizer);
     open_splits(config);
     info_ = {.model = ModelKind::kClassifier,

@@ -51,8 +51,9 @@ int64_t Dataset::tokens() const {
   return all;
 }
 
-bool use_bytes(const TaskConfig& config, bool by_default) {
-  if (config.tokens == "auto") return config.tokenizer.empty() && by_default;
+bool reads_bytes(const TaskConfig& config) {
+  if (config.name == "pixels") return true;
+  if (config.tokens == "auto") return config.tokenizer.empty() && config.name == "text";
   if (config.tokens != "bytes" && config.tokens != "pieces") {
     throw UsageError("task.tokens: '" + config.tokens + "'; expected auto, bytes or pieces");
   }

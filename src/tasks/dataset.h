@@ -23,8 +23,8 @@ struct Dataset {
   int64_t tokens() const;  // of all splits
 };
 
-// Whether a task's texts are bytes; "auto" is resolved by the task.
-bool use_bytes(const TaskConfig& config, bool by_default);
+// Whether a task's items are bytes: pixels are, and by task.tokens = auto a text of one's own.
+bool reads_bytes(const TaskConfig& config);
 
 // Bytes, the model named, or one trained on the training split and cached.
 std::shared_ptr<const Tokenizer> open_tokenizer(const TaskConfig& config, const Corpus& corpus,

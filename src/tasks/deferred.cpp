@@ -41,7 +41,7 @@ class DeferredTask final : public Task {
 
  private:
   static std::shared_ptr<const Tokenizer> open_written(const TaskConfig& config) {
-    if (config.name == "pixels" || config.tokens == "bytes") return make_byte_tokenizer();
+    if (reads_bytes(config)) return make_byte_tokenizer();
     if (!config.tokenizer.empty()) return load_pieces(config.tokenizer);
     throw Error("task.tokens: pieces, but there is no tokenizer.model with the model");
   }

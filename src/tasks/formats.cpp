@@ -94,10 +94,16 @@ int32_t label_index(const Corpus& corpus, const Item& item) {
                                         labels.begin() + std::min(labels.size(), kNamed));
     const std::string more =
         labels.size() > kNamed ? " (" + std::to_string(labels.size()) + " in all)" : "";
+    const std::vector<Source>& trained = files_of(corpus, Split::kTrain);
+    const bool held_out = std::any_of(trained.begin(), trained.end(), [&](const Source& source) {
+      return source.file == item.file;
+    });
     fail(item.file, item.line,
          "label '" + std::string(item.label) + "' " +
              (corpus.labels_fixed ? "is none of " + corpus.name + "'s"
-                                  : "was never seen in training") +
+              : held_out ? "stands only in lines held out of training; give it more lines, or "
+                           "name files for validation and test"
+                         : "was never seen in training") +
              "; expected " + join(some) + more);
   }
   return static_cast<int32_t>(found - labels.begin());

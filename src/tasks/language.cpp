@@ -12,7 +12,7 @@ class LanguageTask : public Task {
  public:
   explicit LanguageTask(const TaskConfig& config) {
     const bool pixels = config.name == "pixels";
-    const bool bytes = pixels || use_bytes(config, config.name == "text");
+    const bool bytes = reads_bytes(config);
     data_.corpus = find_corpus(config);
     data_.tokenizer = open_tokenizer(config, data_.corpus, bytes, 32000);
     packing_ = {

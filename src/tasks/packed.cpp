@@ -58,6 +58,13 @@ class PackedSource final : public BatchSource {
     if (!packing_.end_tokens) previous_ = kBegin;
   }
 
+  // The words of the item, its end among them, that its first `tokens` tokens stand for: evenly
+  // spread, so that of a part of a split nats and words are of the same part.
+  int64_t words_before(int64_t tokens) const {
+    const int64_t words = store_->words(order_(ordinal_)) + 1;
+    return words * tokens / static_cast<int64_t>(current_.size());
+  }
+
   void fill_row(Batch& batch) {
     int32_t* input = batch.input.data() + batch.rows * packing_.length;
     int32_t* target = batch.target.data() + batch.rows * packing_.length;
@@ -71,9 +78,9 @@ class PackedSource final : public BatchSource {
       }
       filled += count;
       offset_ += count;
-      if (!packing_.count_words) batch.units += count;
+      batch.units +=
+          packing_.count_words ? words_before(offset_) - words_before(offset_ - count) : count;
       if (offset_ < static_cast<int64_t>(current_.size())) continue;
-      if (packing_.count_words) batch.units += store_->words(order_(ordinal_)) + 1;
       ++ordinal_;
       load();
     }

@@ -10,10 +10,9 @@
 namespace sinkhorn::tasks {
 
 struct Packing {
-  int64_t length;          // tokens a row
-  bool end_tokens = true;  // after every item; else every item begins anew behind token 1
-  bool count_words =
-      true;  // units are words and ends, attributed to an item's last token; else tokens
+  int64_t length;           // tokens a row
+  bool end_tokens = true;   // after every item; else every item begins anew behind token 1
+  bool count_words = true;  // units are words and ends, spread over an item's tokens; else tokens
 };
 
 // Training shuffles and never ends; evaluation takes the items as they come, every token once.

@@ -83,6 +83,31 @@ TEST_F(TaskTest, PiecesAreTrainedOnceAndMayBeGiven) {
   EXPECT_EQ(units, (3 + 1) + (4 + 1));
 }
 
+// Of a part of a split nats and words are of the same part, however long items are.
+TEST_F(TaskTest, WordsAreSpreadOverTheRowsOfAnItem) {
+  std::string text;
+  for (int i = 0; i < 4000; ++i) text += i % 5 == 4 ? "seven\n" : "seven ";
+  TaskConfig c = config("text", "pieces");
+  c.data = write("running.txt", text);
+  c.vocab = 280;
+  c.length = 8;
+  const auto task = make_task(c);
+  int64_t units = 0, tokens = 0;
+  const auto batches = all_batches(*task->eval("test", {.rows = 1}));
+  ASSERT_GT(batches.size(), 3u);
+  for (const Batch& batch : batches) {
+    units += batch.units;
+    tokens += batch.tokens;
+    EXPECT_LE(batch.units, batch.tokens) << "of other rows, too";
+    EXPECT_GE(batch.units + 1, batch.tokens / 8);
+  }
+  EXPECT_GT(units, 15);
+  for (const Batch& batch : batches) {
+    const double share = static_cast<double>(units * batch.tokens) / static_cast<double>(tokens);
+    EXPECT_NEAR(static_cast<double>(batch.units), share, 2.0);
+  }
+}
+
 TEST_F(TaskTest, BadTokenizers) {
   write_lm(3);
   TaskConfig c = config("lm", "pieces");
