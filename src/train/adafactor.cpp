@@ -29,6 +29,11 @@ constexpr double kLargestRms = 1.0;
 
 at::Tensor rms(const at::Tensor& values) { return values.square().mean().sqrt(); }
 
+// The values; zeros where the step is not to be made.
+at::Tensor unless(const at::Tensor& held, const at::Tensor& values) {
+  return at::where(held, 0, values);
+}
+
 }  // namespace
 
 Adafactor::Adafactor(const NamedTensors& parameters) {
@@ -56,20 +61,23 @@ void Adafactor::step(const at::Tensor& rate, const std::optional<at::Tensor>& di
     }
     at::_foreach_div_(gradients, *divisor);
   }
-  step_.add_(1);
-  const at::Tensor mixing = step_.pow(kDecayPower).to(slots_[0].parameter.scalar_type());
+  const at::Tensor held = at::isnan(divisor.value_or(at::ones_like(rate)));
+  step_.add_(held.logical_not());
+  const at::Tensor mixing =
+      unless(held, step_.pow(kDecayPower)).to(slots_[0].parameter.scalar_type());
   for (const Slot& slot : slots_) {
     if (!slot.parameter.grad().defined()) continue;
-    const at::Tensor update = scaled_gradient(slot, mixing);
+    const at::Tensor update = scaled_gradient(slot, mixing, held);
     const at::Tensor clip = (rms(update) / kLargestRms).clamp_min_(1.0);
     const at::Tensor scale = rms(slot.parameter).clamp_min_(kScaleEpsilon);
-    slot.parameter.sub_(update.mul_(rate * scale / clip));
+    slot.parameter.sub_(unless(held, update.mul_(rate * scale / clip)));
   }
 }
 
-at::Tensor Adafactor::scaled_gradient(const Slot& slot, const at::Tensor& mixing) {
+at::Tensor Adafactor::scaled_gradient(const Slot& slot, const at::Tensor& mixing,
+                                      const at::Tensor& held) {
   const at::Tensor& gradient = slot.parameter.grad();
-  const at::Tensor squares = gradient.square().add_(kGradientEpsilon);
+  const at::Tensor squares = unless(held, gradient.square().add_(kGradientEpsilon));
   if (slot.full.defined()) {
     slot.full.lerp_(squares, mixing);
     return gradient * slot.full.rsqrt();

@@ -19,7 +19,9 @@ class Adafactor : public Optimizer {
     at::Tensor rows, columns;  // matrices: means of g^2 over columns, over rows
     at::Tensor full;           // vectors and scalars
   };
-  static at::Tensor scaled_gradient(const Slot& slot, const at::Tensor& mixing);
+  // held: whether the step is not to be made.
+  static at::Tensor scaled_gradient(const Slot& slot, const at::Tensor& mixing,
+                                    const at::Tensor& held);
 
   std::vector<Slot> slots_;
   at::Tensor step_;

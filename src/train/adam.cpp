@@ -63,9 +63,14 @@ void Adam::step_group(bool decayed, const at::Tensor& rate,
     steps.push_back(slot.step);
   }
   if (parameters.empty()) return;
-  at::_foreach_add_(steps, 1);
+  std::optional<at::Tensor> scale = divisor, held;
+  if (divisor.has_value()) {
+    held = at::isnan(*divisor).to(at::kFloat);
+    at::_foreach_add_(steps, 1 - *held);
+  } else {
+    at::_foreach_add_(steps, 1);
+  }
   // The kernel divides in passing, but by a float32 alone.
-  std::optional<at::Tensor> scale = divisor;
   if (divisor.has_value() && gradients[0].scalar_type() != at::kFloat) {
     at::_foreach_div_(gradients, *divisor);
     scale.reset();
@@ -73,7 +78,7 @@ void Adam::step_group(bool decayed, const at::Tensor& rate,
   // AdamW's kernel with nothing to decay is Adam's.
   at::_fused_adamw_(parameters, gradients, exp_avgs, exp_avg_sqs, /*max_exp_avg_sqs=*/{}, steps,
                     rate, config_.beta1, config_.beta2, decayed ? config_.weight_decay : 0.0,
-                    config_.epsilon, /*amsgrad=*/false, /*maximize=*/false, scale);
+                    config_.epsilon, /*amsgrad=*/false, /*maximize=*/false, scale, held);
 }
 
 NamedTensors Adam::state() {

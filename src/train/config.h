@@ -26,6 +26,7 @@ struct OptimizerConfig {
 
 struct TrainConfig {
   std::string run;                    // folder of the run
+  std::string init;                   // a run, an export or a checkpoint to begin with; "": chance
   std::string device = "auto";        // cpu, cuda, cuda:N; auto: a GPU where there is one
   std::string precision = "float32";  // float32, bf16 (float32 master weights), float64, fp16
   int64_t threads = 0;                // 0: all cores

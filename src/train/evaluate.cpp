@@ -92,8 +92,8 @@ class Counter {
 
 }  // namespace
 
-tasks::Counts evaluate(models::Model& model, tasks::Task& task, const nn::Context& context,
-                       const EvalConfig& config) {
+std::optional<tasks::Counts> evaluate(models::Model& model, tasks::Task& task,
+                                      const nn::Context& context, const EvalConfig& config) {
   const at::NoGradGuard no_grad;
   const bool was_training = model.is_training();
   model.eval();
@@ -107,12 +107,16 @@ tasks::Counts evaluate(models::Model& model, tasks::Task& task, const nn::Contex
   // Spread evenly: a split may be ordered, from short to long for one.
   const auto source = task.eval(config.split, config.batches);
   const bool all = config.limit == 0 || batches <= config.limit;
+  bool stopped = false;
   for (int64_t n = 0, taken = 0; source->next(batch); ++n) {
+    stopped = config.stop != nullptr && *config.stop != 0;
+    if (stopped) break;
     if (!all && n != (2 * taken + 1) * batches / (2 * config.limit)) continue;
     counter.add(batch);
     if (++taken == config.limit && !all) break;
   }
   model.train(was_training);
+  if (stopped) return std::nullopt;
   return counter.finish();
 }
 

@@ -1,6 +1,8 @@
 // Evaluation of a model on a split of a task.
 #pragma once
 
+#include <atomic>
+#include <optional>
 #include <string>
 
 #include "sinkhorn/models/models.h"
@@ -13,13 +15,15 @@ namespace sinkhorn::train {
 struct EvalConfig {
   std::string split = "valid";
   tasks::BatchConfig batches;
-  int64_t limit = 0;    // batches, spread evenly over the split; 0: all
-  bool greedy = false;  // Seq2Seq: decode greedily too
+  int64_t limit = 0;                       // batches, spread evenly over the split; 0: all
+  bool greedy = false;                     // Seq2Seq: decode greedily too
+  const std::atomic<int>* stop = nullptr;  // given up when it becomes non-zero
 };
 
-// Deterministic; leaves the model in the mode it was in and draws no random number.
-tasks::Counts evaluate(models::Model& model, tasks::Task& task, const nn::Context& context,
-                       const EvalConfig& config);
+// Deterministic; leaves the model in the mode it was in and draws no random number. Nothing where
+// it was given up.
+std::optional<tasks::Counts> evaluate(models::Model& model, tasks::Task& task,
+                                      const nn::Context& context, const EvalConfig& config);
 
 // How a run batches, in training and evaluation alike.
 tasks::BatchConfig batch_config(const TrainConfig& config);

@@ -23,7 +23,7 @@ inline constexpr char kExportModel[] = "model.safetensors", kExportConfig[] = "c
 
 struct ExportOptions {
   RunConfig config;  // of the run; its folder is config.train.run
-  std::string checkpoint = "best";
+  std::string checkpoint = "newest";  // or "best"
   std::filesystem::path out;
   std::string type = "float32";  // of the matrices: float32, bf16, fp16
   bool force = false;            // into a folder that holds other things, too

@@ -49,6 +49,12 @@ std::unique_ptr<tasks::Task> open_task(const fs::path& run, tasks::TaskConfig co
   return info ? tasks::make_deferred(config, *info) : tasks::make_task(config);
 }
 
+// The path; empty where nothing is there.
+fs::path existing(const fs::path& path) {
+  std::error_code unknown;
+  return fs::exists(path, unknown) ? path : fs::path();
+}
+
 std::shared_ptr<models::Model> empty_model(const models::ModelConfig& config,
                                            const tasks::TaskInfo& info) {
   const nn::WithoutInitialization about_to_be_loaded;
@@ -56,6 +62,27 @@ std::shared_ptr<models::Model> empty_model(const models::ModelConfig& config,
 }
 
 }  // namespace
+
+fs::path initial_parameters(const fs::path& place) {
+  std::error_code unknown;
+  const auto fail = [&](const std::string& what) {
+    throw Error("train.init: " + place.string() + ": " + what +
+                "; expected a run, an export or a checkpoint");
+  };
+  if (!fs::exists(place, unknown)) fail("is not there");
+  if (!fs::is_directory(place, unknown)) return place;
+  if (!is_export(place) && !fs::exists(place / "config.ini", unknown)) fail("is another folder");
+  return find_checkpoint(place, "newest");
+}
+
+fs::path initial_tokenizer(const fs::path& place) {
+  std::error_code unknown;
+  if (fs::is_directory(place, unknown)) return existing(place / kExportTokenizer);
+  // An export's file lies in its folder, a run's checkpoint one further down.
+  const fs::path folder = fs::absolute(place).parent_path();
+  const fs::path beside = existing(folder / kExportTokenizer);
+  return beside.empty() ? existing(folder.parent_path() / kExportTokenizer) : beside;
+}
 
 OpenRun open_run(RunConfig config, const std::string& checkpoint) {
   be_deterministic();

@@ -24,4 +24,11 @@ struct OpenRun {
 // parameters are the mapped file where that can be (see load_parameters); they may be written to.
 OpenRun open_run(RunConfig config, const std::string& checkpoint);
 
+// The file of parameters that a person means by a run's or an export's folder (its newest), or by
+// the file itself, in train.init.
+std::filesystem::path initial_parameters(const std::filesystem::path& place);
+
+// The tokenizer of the run or the export that they are of; empty where it has none.
+std::filesystem::path initial_tokenizer(const std::filesystem::path& place);
+
 }  // namespace sinkhorn::train

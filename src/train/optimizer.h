@@ -21,8 +21,9 @@ class Optimizer {
  public:
   virtual ~Optimizer() = default;
   // Uses each parameter's .grad(), divided by `divisor` where given; parameters without one are
-  // left alone. rate and divisor: scalar tensors on the parameters' device, rate float32. May
-  // overwrite the gradients with what they were divided to.
+  // left alone. A divisor that is not a number: all parameters and the state are. rate and divisor:
+  // scalar tensors on the parameters' device, rate float32. May overwrite the gradients with what
+  // they were divided to.
   virtual void step(const at::Tensor& rate,
                     const std::optional<at::Tensor>& divisor = std::nullopt) = 0;
   // The live state, names stable ("exp_avg/<parameter>", "step"); a checkpoint saves these and

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <string_view>
@@ -36,22 +37,39 @@ std::string file_name(int64_t step) {
   return std::string(kStep) + digits + std::string(kExtension);
 }
 
-// The step of a checkpoint's name; nothing for another file.
-std::optional<int64_t> step_of(const fs::path& path) {
+// The step in a file's name; nothing for another file.
+std::optional<int64_t> step_of(const fs::path& path, std::string_view begin, std::string_view end) {
   const std::string name = path.filename().string();
-  if (!name.starts_with(kStep) || !name.ends_with(kExtension)) return std::nullopt;
-  const char* const end = name.data() + name.size() - kExtension.size();
+  if (!name.starts_with(begin) || !name.ends_with(end)) return std::nullopt;
+  const char* const stop = name.data() + name.size() - end.size();
   int64_t step = 0;
-  const auto [stop, error] = std::from_chars(name.data() + kStep.size(), end, step);
-  if (error != std::errc() || stop != end) return std::nullopt;
+  const auto [stopped, error] = std::from_chars(name.data() + begin.size(), stop, step);
+  if (error != std::errc() || stopped != stop) return std::nullopt;
   return step;
 }
 
-std::map<int64_t, fs::path> steps_in(const fs::path& root) {
+std::map<int64_t, fs::path> steps_in(const fs::path& folder, std::string_view begin,
+                                     std::string_view end) {
   std::map<int64_t, fs::path> steps;
-  for (const fs::path& path : models::list_folder(checkpoints(root))) {
-    if (const auto step = step_of(path)) steps[*step] = path;
+  for (const fs::path& path : models::list_folder(folder)) {
+    if (const auto step = step_of(path, begin, end)) steps[*step] = path;
   }
+  return steps;
+}
+
+std::map<int64_t, fs::path> steps_in(const fs::path& root) {
+  return steps_in(checkpoints(root), kStep, kExtension);
+}
+
+std::string environment_name(int64_t step) {
+  return step == 0 ? "environment.json" : "environment-" + std::to_string(step) + ".json";
+}
+
+// By the step from which on they hold.
+std::map<int64_t, fs::path> environments_in(const fs::path& root) {
+  auto steps = steps_in(root, "environment-", ".json");
+  const fs::path first = root / environment_name(0);
+  if (fs::exists(first)) steps[0] = first;
   return steps;
 }
 
@@ -106,13 +124,14 @@ std::string line_of(const std::string& kind, int64_t step, const RunFolder::Figu
 }
 
 // A line that was cut off, or came after the step's checkpoint, is not kept: those of later steps,
-// and the test, which comes last.
-bool belongs(std::string_view line, int64_t last_step) {
+// evaluations that it does not know of, and the test, which comes last.
+bool belongs(std::string_view line, int64_t last_step, int64_t evaluated) {
   const json value = json::parse(line, nullptr, /*allow_exceptions=*/false);
   if (!value.is_object()) return false;
   const auto step = value.find("step");
   if (step == value.end() || !step->is_number_integer()) return false;
-  return step->get<int64_t>() <= last_step - (value.contains("test") ? 1 : 0);
+  if (value.contains("test")) return step->get<int64_t>() < last_step;
+  return step->get<int64_t>() <= (value.contains("valid") ? evaluated : last_step);
 }
 
 // Gives the file a second name in one move; a copy where the file system has no links.
@@ -215,6 +234,25 @@ void RunFolder::write_text(const std::string& name, const std::string& text) {
   models::write_atomically(root_ / name, text);
 }
 
+void RunFolder::describe(int64_t step, const std::string& environment) {
+  std::string before;
+  std::vector<fs::path> gone;  // of parts that are made again
+  for (const auto& [begin, path] : environments_in(root_)) {
+    if (begin < step) {
+      before = models::read_text(path);
+    } else {
+      gone.push_back(path);
+    }
+  }
+  const fs::path path = root_ / environment_name(step);
+  if (before != environment) {
+    write_text(path.filename().string(), environment);
+    std::erase(gone, path);
+  }
+  std::error_code ignored;
+  for (const fs::path& each : gone) fs::remove(each, ignored);
+}
+
 void RunFolder::log(const std::string& kind, int64_t step, const Figures& figures) {
   if (!logs_->lines) logs_->open(std::nullopt);
   if (kind != "speed") logs_->lines->write(line_of(kind, step, figures));
@@ -229,7 +267,7 @@ void RunFolder::flush() {
   logs_->events->sync();
 }
 
-void RunFolder::rewind_log(int64_t step) {
+void RunFolder::rewind_log(int64_t step, int64_t evaluated) {
   logs_->claim();
   logs_->lines.reset();
   logs_->events.reset();
@@ -242,7 +280,7 @@ void RunFolder::rewind_log(int64_t step) {
       const size_t end = text.find('\n', begin);
       if (end == std::string::npos) break;  // cut off
       const std::string_view line(text.data() + begin, end - begin);
-      if (belongs(line, step)) kept.append(line) += '\n';
+      if (belongs(line, step, evaluated)) kept.append(line) += '\n';
       begin = end + 1;
     }
     if (kept != text) models::write_atomically(path, kept);
@@ -255,6 +293,7 @@ void RunFolder::save(int64_t step, const models::NamedTensors& tensors,
   logs_->claim();
   flush();  // a checkpoint's log is on disk before the checkpoint
   make_folder(checkpoints(root_));
+  logs_->lock->sync();  // and so are the names in the folder
   const fs::path path = checkpoints(root_) / file_name(step);
   // The best first: killed between the two, a resumed run finds the best again at the same step.
   models::save_safetensors(best ? best_path(root_) : path, tensors, metadata);

@@ -1,6 +1,7 @@
 // A run on disk:
 //   config.ini         the resolved configuration
-//   environment.json   versions, device, threads, commit, time
+//   environment.json   versions, commit, threads, devices; environment-500.json: of the part
+//                      from that step on, where that is another
 //   result.json        how it ended: finished or not, seconds, speed, memory (of the program)
 //   log.jsonl          one JSON object a line: {"step":..,"loss":..}, {"step":..,"eval":{...}}
 //   events.out.tfevents.*   the same for TensorBoard
@@ -34,14 +35,17 @@ class RunFolder {
   // Drops the logs of a run that came to no checkpoint.
   void begin_anew();
   void write_text(const std::string& name, const std::string& text);
+  // Writes down the environment of the part from this step on, where that is another than before.
+  void describe(int64_t step, const std::string& environment);
 
   // Appends to log.jsonl and the event file. Named figures at a step. The kind "speed" goes to the
   // event file alone: log.jsonl is the same to the bit whenever the same run is run again.
   using Figures = std::vector<std::pair<std::string, double>>;
   void log(const std::string& kind, int64_t step, const Figures& figures);
   void flush();
-  // Drops what was logged after a step: a resumed run writes it again.
-  void rewind_log(int64_t step);
+  // Drops what was logged after a step, and evaluations after step `evaluated`: a resumed run
+  // writes them again.
+  void rewind_log(int64_t step, int64_t evaluated);
 
   // Saves a checkpoint, then drops all but the newest `keep` (and the best).
   void save(int64_t step, const models::NamedTensors& tensors, const models::Metadata& metadata,

@@ -70,7 +70,30 @@ int64_t number_of(const models::SafeTensors& file, const std::filesystem::path& 
   return value.get<int64_t>();
 }
 
+// A parameter of a checkpoint or of an exported file.
+const at::Tensor& stored_parameter(const models::SafeTensors& file,
+                                   const std::filesystem::path& path, const std::string& parameter,
+                                   const at::Tensor& to) {
+  const bool exported = metadata_value(file, path, "format") == kExportFormat;
+  const std::string name = exported ? parameter : kModel + parameter;
+  const at::Tensor& stored = find_like(file, path, name, to);
+  if (!stored.is_floating_point()) {
+    throw Error(path.string() + ": tensor " + name + " has type " +
+                at::toString(stored.scalar_type()) + ", expected numbers with a fraction");
+  }
+  return stored;
+}
+
 }  // namespace
+
+Chance get_chance(at::Device device) {
+  return {random_state(at::kCPU), device.is_cuda() ? random_state(device) : at::Tensor()};
+}
+
+void set_chance(const Chance& chance, at::Device device) {
+  set_random_state(at::kCPU, chance.cpu);
+  if (chance.device.defined()) set_random_state(device, chance.device);
+}
 
 models::NamedTensors state_tensors(Stepper& stepper, at::Device device) {
   models::NamedTensors all;
@@ -83,8 +106,9 @@ models::NamedTensors state_tensors(Stepper& stepper, at::Device device) {
   for (const auto& [name, tensor] : stepper.report_state()) {
     all.emplace_back(kReport + name, tensor);
   }
-  all.emplace_back("random/cpu", random_state(at::kCPU));
-  if (device.is_cuda()) all.emplace_back("random/cuda", random_state(device));
+  const Chance chance = get_chance(device);
+  all.emplace_back("random/cpu", chance.cpu);
+  if (chance.device.defined()) all.emplace_back("random/cuda", chance.device);
   return all;
 }
 
@@ -95,6 +119,7 @@ models::Metadata state_metadata(const Place& place, const std::string& config_te
           {"step", std::to_string(place.step)},
           {"data", place.data},
           {"best", best.dump()},
+          {"evaluated", std::to_string(place.evaluated)},
           {"max_length", std::to_string(model.max_length)},
           {"config", config_text}};
 }
@@ -111,19 +136,31 @@ Place restore(const std::filesystem::path& path, Stepper& stepper, at::Device de
   for (const auto& [name, tensor] : stepper.report_state()) {
     copy_checked(file, path, kReport + name, tensor);
   }
-  set_random_state(at::kCPU, find(file, path, "random/cpu"));
-  // A run that began on the CPU goes on from the seed there.
+  Chance chance{find(file, path, "random/cpu"), {}};
+  // A run that began on the CPU goes on from the seed on a GPU.
   if (device.is_cuda() && file.tensors.count("random/cuda") > 0) {
-    set_random_state(device, find(file, path, "random/cuda"));
+    chance.device = find(file, path, "random/cuda");
   }
+  set_chance(chance, device);
   Place place;
   place.data = metadata_value(file, path, "data");
   const auto best = nlohmann::json::parse(metadata_value(file, path, "best"), nullptr, false);
   place.step = number_of(file, path, "step");
   place.has_best = best.is_number();
   if (place.has_best) place.best = best.get<double>();
+  // Earlier versions saved what was evaluated only.
+  const bool says = file.metadata.count("evaluated") > 0;
+  place.evaluated = says ? number_of(file, path, "evaluated") : place.step;
   stepper.set_steps_done(place.step);
   return place;
+}
+
+void begin_with(const std::filesystem::path& path, Stepper& stepper) {
+  const at::NoGradGuard no_grad;
+  const models::SafeTensors file = models::load_safetensors(path);
+  for (const auto& [name, tensor] : stepper.parameters()) {
+    tensor.copy_(stored_parameter(file, path, name, tensor));
+  }
 }
 
 int64_t checkpoint_max_length(const std::filesystem::path& path) {
@@ -133,14 +170,8 @@ int64_t checkpoint_max_length(const std::filesystem::path& path) {
 int64_t load_parameters(const std::filesystem::path& path, models::Model& model, at::Device device,
                         at::ScalarType wide) {
   const models::SafeTensors file = models::load_safetensors(path);
-  const bool exported = metadata_value(file, path, "format") == kExportFormat;
   for (const auto& item : model.named_parameters()) {
-    const std::string name = exported ? item.key() : kModel + item.key();
-    const at::Tensor& stored = find_like(file, path, name, item.value());
-    if (!stored.is_floating_point()) {
-      throw Error(path.string() + ": tensor " + name + " has type " +
-                  at::toString(stored.scalar_type()) + ", expected numbers with a fraction");
-    }
+    const at::Tensor& stored = stored_parameter(file, path, item.key(), item.value());
     const bool half = at::isReducedFloatingType(stored.scalar_type());
     const at::ScalarType type = half && wide == at::kFloat ? stored.scalar_type() : wide;
     item.value().set_data(stored.to(device, type));

@@ -15,7 +15,16 @@ struct Place {
   std::string data;  // position of the training source
   double best = 0;   // best score so far
   bool has_best = false;
+  int64_t evaluated = 0;  // the last step with an evaluation behind it
 };
+
+// The state of the random numbers.
+struct Chance {
+  at::Tensor cpu;
+  at::Tensor device;  // undefined on the CPU
+};
+Chance get_chance(at::Device device);
+void set_chance(const Chance& chance, at::Device device);
 
 models::NamedTensors state_tensors(Stepper& stepper, at::Device device);
 models::Metadata state_metadata(const Place& place, const std::string& config_text,
@@ -24,6 +33,9 @@ models::Metadata state_metadata(const Place& place, const std::string& config_te
 // Copies a checkpoint's tensors into the live ones; throws Error, naming the file and the tensor,
 // where they do not fit.
 Place restore(const std::filesystem::path& path, Stepper& stepper, at::Device device);
+
+// Copies the parameters alone, of a checkpoint or of an exported file.
+void begin_with(const std::filesystem::path& path, Stepper& stepper);
 
 // The longest sequence a checkpoint's model was made for: sort networks have a column a block.
 int64_t checkpoint_max_length(const std::filesystem::path& path);

@@ -90,8 +90,7 @@ void Stepper::run(const std::vector<models::Input>& inputs) {
   const at::Tensor loss = backward(inputs);
   exchange_gradients();
   const double clip = std::max(config_.optimizer.clip, 0.0);
-  const at::Tensor divisor = ops::note_gradients(gradients_, loss, clip, record_, sums_);
-  optimizer_->step(rate_, clip > 0 ? std::optional(divisor) : std::nullopt);
+  optimizer_->step(rate_, ops::note_gradients(gradients_, loss, clip, record_, sums_));
 }
 
 void Stepper::step(const std::vector<Prepared>& batches, double rate) {
@@ -119,22 +118,26 @@ void Stepper::step(const std::vector<Prepared>& batches, double rate) {
   steps_since_report_.add_(1);
 }
 
-void Stepper::report_failures() const {
+std::optional<Stepper::Failure> Stepper::failure() const {
   const at::Tensor record = record_.cpu();
-  const int64_t failed = record[ops::kFailedStep].item<int64_t>();
-  if (failed > 0) {
-    const int64_t index = record[ops::kFailedParameter].item<int64_t>();
-    throw Error("step " + std::to_string(failed) + ": " +
-                (index < 0 ? std::string("the loss")
-                           : "the gradient of " + parameters_[static_cast<size_t>(index)].first) +
-                " is not finite; the last good state is the newest checkpoint, where there is "
-                "one. A smaller optimizer.rate, a longer optimizer.warmup or optimizer.clip may "
-                "help");
-  }
+  const int64_t step = record[ops::kFailedStep].item<int64_t>();
+  if (step == 0) return std::nullopt;
+  const int64_t index = record[ops::kFailedParameter].item<int64_t>();
+  const auto what = [&]() -> std::string {
+    if (index == ops::kLoss) return "the loss";
+    if (index == ops::kWholeNorm) return "the norm of all gradients";
+    return "the gradient of " + parameters_[static_cast<size_t>(index)].first;
+  };
+  return Failure{step, what()};
+}
+
+void Stepper::go_back(int64_t steps) {
+  steps_since_report_.sub_(steps_done_ - steps);
+  record_.copy_(ops::new_record(device_));
+  set_steps_done(steps);
 }
 
 Stepper::Report Stepper::report() {
-  report_failures();
   const int64_t steps = steps_since_report_.item<int64_t>();
   const double count = static_cast<double>(std::max<int64_t>(steps, 1));
   const at::Tensor sums = sums_.cpu();

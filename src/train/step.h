@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <string>
 
 #include "sinkhorn/models/models.h"
 #include "train/config.h"
@@ -24,14 +25,23 @@ class Stepper {
   // Trains on the batches of one step (more than one: gradients are accumulated).
   void step(const std::vector<Prepared>& batches, double rate);
 
-  // Since the last call: mean loss and gradient norm over the steps. Waits for the device. Throws
-  // Error, naming the step and the parameter, if a loss or gradient was not finite.
+  // Since the last call: mean loss and gradient norm over the steps. Waits for the device.
   struct Report {
     double loss = 0, gradient_norm = 0;
     int64_t steps = 0;
   };
   Report report();
-  void report_failures() const;  // throws as above
+
+  // The first step whose loss or gradients were not finite: neither it nor those after it changed
+  // anything. Waits for the device.
+  struct Failure {
+    int64_t step;
+    std::string what;  // "the loss", "the gradient of layers.0..."
+  };
+  std::optional<Failure> failure() const;
+  // Forgets a failure, and the steps beyond `steps`, which changed nothing.
+  void go_back(int64_t steps);
+
   // What the next report will sum up, live: a checkpoint keeps it, so that a resumed run logs the
   // same means.
   NamedTensors report_state() const;

@@ -10,12 +10,16 @@
 namespace sinkhorn::train {
 namespace {
 
-tasks::Batch test_example(tasks::Task& task, int64_t example, uint64_t seed) {
+std::unique_ptr<tasks::BatchSource> test_examples(tasks::Task& task, uint64_t seed) {
   tasks::BatchConfig one;
   one.rows = 1;
   one.seed = seed;
+  return task.eval("test", one);
+}
+
+tasks::Batch test_example(tasks::Task& task, int64_t example, uint64_t seed) {
   tasks::Batch batch;
-  const auto source = task.eval("test", one);
+  const auto source = test_examples(task, seed);
   for (int64_t i = 0; i <= example; ++i) {
     if (!source->next(batch)) {
       throw UsageError("--example is " + std::to_string(example) + "; the test split has " +
@@ -23,6 +27,17 @@ tasks::Batch test_example(tasks::Task& task, int64_t example, uint64_t seed) {
     }
   }
   return batch;
+}
+
+tasks::Batch longest_example(tasks::Task& task, uint64_t seed) {
+  tasks::Batch longest, batch;
+  const auto source = test_examples(task, seed);
+  while (source->next(batch)) {
+    if (longest.rows == 0 || batch.lengths[0] > longest.lengths[0]) longest = batch;
+    if (longest.lengths[0] >= task.info().max_length) break;
+  }
+  if (longest.rows == 0) throw Error("the test split is empty; name an input with --text");
+  return longest;
 }
 
 Inspection inspect_open(OpenRun& run, const tasks::Batch& batch) {
@@ -44,9 +59,10 @@ Inspection inspect_open(OpenRun& run, const tasks::Batch& batch) {
 EvalResult evaluate_run(const RunConfig& config, const std::string& checkpoint,
                         const std::string& split) {
   OpenRun run = open_run(config, checkpoint);
-  const auto counts =
+  const tasks::Counts counts =
       evaluate(*run.model, *run.task, run.context,
-               {split, batch_config(config.train), config.train.eval_batches, config.train.greedy});
+               {split, batch_config(config.train), config.train.eval_batches, config.train.greedy})
+          .value();
   return {run.checkpoint.string(),
           run.step,
           split,
@@ -56,10 +72,12 @@ EvalResult evaluate_run(const RunConfig& config, const std::string& checkpoint,
 }
 
 Inspection inspect_run(const RunConfig& config, const std::string& checkpoint,
-                       const std::string& text, int64_t example) {
+                       const std::string& text, std::optional<int64_t> example) {
   OpenRun run = open_run(config, checkpoint);
   if (text.empty()) {
-    return inspect_open(run, test_example(*run.task, example, config.train.seed));
+    const uint64_t seed = config.train.seed;
+    return inspect_open(
+        run, example ? test_example(*run.task, *example, seed) : longest_example(*run.task, seed));
   }
   const std::vector<int32_t> ids = text_ids(*run.task, text, "--text");
   Inspection result = inspect_open(run, batch_of(run, config.task.name, ids));

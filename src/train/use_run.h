@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -32,9 +33,10 @@ struct Inspection {
   std::vector<report::SortMatrix> sorts;
 };
 
-// `text`: an input of the user's own; "": example number `example` of the test split.
+// `text`: an input of the user's own; "": an example of the test split, the first of the longest
+// where none is named, since a short one has nothing to sort.
 Inspection inspect_run(const RunConfig& config, const std::string& checkpoint,
-                       const std::string& text, int64_t example);
+                       const std::string& text, std::optional<int64_t> example);
 
 // What a report shows of a model.
 struct Look {

@@ -9,33 +9,88 @@ import signal
 from pathlib import Path
 
 import pytest
+from safetensors import safe_open
+from safetensors.torch import save_file
 from train_program import (CHANCE, assert_same_run, check_checkpoint, checkpoints, failed,
-                           log_text, sort_task, start, text_task, train, wait_for_steps)
+                           log_lines, sort_task, start, tensors, text_task, train,
+                           wait_for_steps)
 
 
-@pytest.mark.parametrize("log_every", [1, 50])
-def test_a_loss_that_explodes_stops_the_run(tmp_path: Path, log_every: int) -> None:
-    settings = sort_task(**{"optimizer.rate": 1e18, "optimizer.clip": 0, "optimizer.warmup": 0,
-                            "train.save_every": 1, "train.keep": 9, "train.steps": 100,
-                            "train.log_every": log_every})
+# Parameters of 1e7 after some steps, and products of them that no float32 holds.
+EXPLODING = {"optimizer.rate": 1e7, "optimizer.clip": 0, "optimizer.warmup": 4,
+             "train.steps": 200, "train.save_every": 1000}
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adafactor"])
+@pytest.mark.parametrize("log_every", [1, 7, 200])
+def test_a_loss_that_explodes_leaves_the_last_good_state(tmp_path: Path, log_every: int,
+                                                         optimizer: str) -> None:
+    """Whenever it is noticed: the checkpoint is that of a run that ends one step before."""
+    settings = sort_task(**CHANCE, **EXPLODING) | {"optimizer.name": optimizer,
+                                                   "train.log_every": log_every}
     message = failed(tmp_path / "run", settings)
-    found = re.match(r"step (\d+): (the gradient of (\S+)|the loss) is not finite; ", message)
+    found = re.match(r"step (\d+): (the gradient of (\S+)|the loss) is not finite; the state "
+                     r"before it is saved: --resume goes on from there", message)
     assert found, message
-    saved = checkpoints(tmp_path / "run")
-    names = set()
-    for path in saved:
-        names |= check_checkpoint(path).keys()
-        assert int(path.stem.removeprefix("step-")) < int(found[1])
-    if found[3] and saved:
-        assert f"model/{found[3]}" in names
-    if log_every == 1:
-        assert not re.search("nan|inf", log_text(tmp_path / "run"), re.IGNORECASE)
+    good = int(found[1]) - 1
+    (saved,) = checkpoints(tmp_path / "run")
+    assert saved.stem == f"step-{good:08d}"
+    state = check_checkpoint(saved)
+    if found[3]:
+        assert f"model/{found[3]}" in state
+    log = tmp_path / "run" / "log.jsonl"
+    assert not log.exists() or not re.search("nan|inf", log.read_text(), re.IGNORECASE)
+    train(tmp_path / "short", settings | {"train.steps": good})
+    expected = tensors(checkpoints(tmp_path / "short")[-1])
+    assert state.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert state[name].equal(tensor) or name.startswith("report/"), name
+
+
+def test_what_is_not_finite_is_named(tmp_path: Path) -> None:
+    """A gradient where the loss is fine: squares of 1e30 are more than float32 holds."""
+    settings = text_task(tmp_path / "data", **{"train.steps": 3, "model.tied": "false"})
+    train(tmp_path / "run", settings)
+    (saved,) = checkpoints(tmp_path / "run")
+    with safe_open(saved, framework="pt") as file:
+        metadata = file.metadata()
+    state = tensors(saved)
+    state["model/output.weight"].mul_(1e30)  # and the norm before it makes that good
+    state["model/decoder.norm.weight"].mul_(1e-30)
+    state["model/decoder.norm.bias"].mul_(1e-30)
+    save_file(state, saved, metadata)
+    message = failed(tmp_path / "run", settings | {"train.steps": 6}, "--resume")
+    named = "the gradient of decoder.norm.weight is not finite; the state before it is saved"
+    assert message.startswith(f"step 4: {named}"), message
+
+
+def test_what_went_before_an_explosion_is_kept(tmp_path: Path) -> None:
+    """The state before the step may be spoilt already: a user may want to go further back."""
+    settings = sort_task(**CHANCE, **{"train.steps": 4, "train.save_every": 2, "train.keep": 1})
+    train(tmp_path / "run", settings)
+    message = failed(tmp_path / "run", settings | EXPLODING, "--resume")
+    good = int(message.removeprefix("step ").split(":")[0]) - 1
+    names = [path.stem for path in checkpoints(tmp_path / "run")]
+    assert names == ["step-00000004", f"step-{good:08d}"]
+
+
+def test_a_run_goes_on_with_another_rate(tmp_path: Path) -> None:
+    settings = sort_task(**{"train.steps": 4, "train.log_every": 1})
+    train(tmp_path / "run", settings)
+    calm = {"optimizer.rate": 1e-5, "optimizer.clip": 0.5, "train.steps": 8}
+    said = train(tmp_path / "run", settings | calm, "--resume")
+    assert "step 4 of 8, resumed" in said
+    rates = [line["rate"] for line in log_lines(tmp_path / "run") if "rate" in line]
+    assert max(rates[4:]) <= 1e-5 < min(rates[:4])
+    assert "rate = 1e-05" in (tmp_path / "run" / "config.ini").read_text()
 
 
 def test_a_run_that_came_to_no_checkpoint_is_begun_anew(tmp_path: Path) -> None:
     settings = sort_task(**{"train.steps": 6, "train.log_every": 1})
-    failed(tmp_path / "run", settings | {"optimizer.rate": 1e18, "optimizer.clip": 0,
-                                         "optimizer.warmup": 0, "train.steps": 100})
+    process = start(tmp_path / "run", settings | {"train.steps": 10**6, "train.save_every": 10**6})
+    assert wait_for_steps(process, 3)
+    process.kill()
+    process.wait()
     assert not checkpoints(tmp_path / "run")
     train(tmp_path / "run", settings)
     train(tmp_path / "other", settings)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
+import shutil
 import signal
 import time
 from pathlib import Path
 
 import pytest
+from cli_program import output, refusal
 from train_program import (CHANCE, Settings, assert_same_run, check_checkpoint, checkpoints,
                            classify_task, failed, log_lines, log_text, losses, sort_task, start,
                            tensors, text_task, train, wait_for_steps)
@@ -157,7 +160,7 @@ def test_a_run_is_not_trained_over(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("key", "value", "now"), [
     ("model.width", 64, "width = 64"), ("model.dropout", 0.5, "dropout = 0.5"),
-    ("optimizer.rate", 0.5, "rate = 0.5"), ("task.sort_symbols", 8, "sort_symbols = 8"),
+    ("optimizer.name", "adam", 'name = "adam"'), ("task.sort_symbols", 8, "sort_symbols = 8"),
     ("decoder.kind", "local", 'kind = "local"'), ("train.seed", 7, "seed = 7"),
     ("train.batch", 3, "batch = 3"),
 ])
@@ -171,6 +174,113 @@ def test_resume_of_another_model_is_refused(tmp_path: Path, key: str, value: obj
     assert now in message
     assert before == {path: path.read_bytes() for path in (tmp_path / "run").rglob("*")
                       if path.is_file()}
+
+
+def test_resume_of_a_run_that_did_not_know_a_key(tmp_path: Path) -> None:
+    """As a run of an earlier version does not know the keys that have come since."""
+    settings = sort_task(**STEPS) | {"train.steps": 2}
+    train(tmp_path / "run", settings)
+    config = tmp_path / "run" / "config.ini"
+    lines = config.read_text().splitlines(keepends=True)
+    older = [line for line in lines if not line.startswith(("merged", "tie_kv"))]
+    assert len(older) < len(lines)
+    config.write_text("".join(older))
+    train(tmp_path / "run", settings | {"train.steps": 4}, "--resume")
+    assert config.read_text().count("tie_kv") == "".join(lines).count("tie_kv")
+
+
+def test_resume_of_a_run_that_knew_another_key(tmp_path: Path) -> None:
+    settings = sort_task(**STEPS) | {"train.steps": 2}
+    train(tmp_path / "run", settings)
+    config = tmp_path / "run" / "config.ini"
+    config.write_text(config.read_text().replace("[model]\n", "[model]\nrotary = true\n"))
+    message = failed(tmp_path / "run", settings | {"train.steps": 4}, "--resume", code=2)
+    assert "the run has '[model] rotary = true', this is without it; what may change" in message
+
+
+def test_a_configuration_that_is_no_run_stays(tmp_path: Path) -> None:
+    """Of whatever name, and whatever lies beside it."""
+    folder = tmp_path / "project"
+    (folder / "checkpoints").mkdir(parents=True)
+    mine = folder / "config.ini"
+    mine.write_text("# mine\n[task]\nname = sort\n")
+    assert refusal("train", folder, "--continue") == (
+        f"{folder}: is not the folder of a run; expected that, or a configuration file")
+    said = output("train", mine, "--dry-run")
+    assert 'run = "runs/config"' in said
+    assert mine.read_text() == "# mine\n[task]\nname = sort\n"
+
+
+def test_a_signal_while_evaluating(tmp_path: Path) -> None:
+    """It is heard before the next batch; the resumed run begins with what was given up."""
+    settings = sort_task(**CHANCE, **{"train.steps": 6, "train.log_every": 1, "train.eval_every": 3,
+                                      "train.batch": 1, "task.sort_test_size": 20000})
+    process = start(tmp_path / "parts", settings)
+    assert wait_for_steps(process, 3)
+    time.sleep(0.3)
+    begin = time.monotonic()
+    process.terminate()
+    process.communicate(timeout=60)
+    assert time.monotonic() - begin < 5
+    assert process.returncode == 128 + signal.SIGTERM
+    assert [path.stem for path in checkpoints(tmp_path / "parts")] == ["step-00000003"]
+    assert not any("valid" in line for line in log_lines(tmp_path / "parts"))
+    fewer = settings | {"train.eval_batches": 4, "train.test_batches": 4}
+    train(tmp_path / "parts", fewer, "--resume")
+    train(tmp_path / "whole", fewer)
+    assert_same_run(tmp_path / "parts", tmp_path / "whole")
+
+
+def test_a_signal_in_the_last_test(tmp_path: Path) -> None:
+    settings = sort_task(**{"train.steps": 2, "train.log_every": 1, "train.batch": 1,
+                            "train.eval_batches": 1, "task.sort_test_size": 20000})
+    process = start(tmp_path / "run", settings)
+    assert any("valid" in line for line in process.stdout)
+    time.sleep(0.3)
+    process.terminate()
+    process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM
+    logged = log_text(tmp_path / "run")
+    assert '"valid"' in logged and '"test"' not in logged
+    assert [path.stem for path in checkpoints(tmp_path / "run")] == ["step-00000002"]
+    said = train(tmp_path / "run", settings | {"train.test_batches": 2}, "--resume")
+    assert "step 2  test:" in said
+
+
+def test_a_copied_run_is_a_run_of_its_own(tmp_path: Path) -> None:
+    """Whether it is named by its folder or by the configuration in it."""
+    settings = sort_task(**STEPS) | {"train.steps": 4}
+    train(tmp_path / "first", settings)
+    before = {path: path.read_bytes() for path in (tmp_path / "first").rglob("*") if path.is_file()}
+    for name, config in (("second", "second"), ("third", "third/config.ini")):
+        shutil.copytree(tmp_path / "first", tmp_path / name)
+        said = output("train", str(tmp_path / config), "--resume", "--train.steps", "6")
+        assert f"{tmp_path / name}: " in said and "step 4 of 6, resumed" in said
+        assert checkpoints(tmp_path / name)[-1].stem == "step-00000006"
+    assert before == {path: path.read_bytes() for path in (tmp_path / "first").rglob("*")
+                      if path.is_file()}
+
+
+def test_continue_begins_or_resumes(tmp_path: Path) -> None:
+    settings = sort_task(**CHANCE, **STEPS)
+    train(tmp_path / "parts", settings | {"train.steps": 8}, "--continue")
+    said = train(tmp_path / "parts", settings, "--continue")
+    assert "step 8 of 30, resumed" in said
+    train(tmp_path / "whole", settings)
+    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
+    assert "--resume excludes --continue" in failed(tmp_path / "parts", settings, "--continue",
+                                                    "--resume", code=2)
+
+
+def test_another_machine_leaves_its_description(tmp_path: Path) -> None:
+    settings = sort_task(**STEPS) | {"train.steps": 4}
+    train(tmp_path / "run", settings)
+    first = (tmp_path / "run" / "environment.json").read_text()
+    train(tmp_path / "run", settings | {"train.steps": 6}, "--resume")
+    assert not list((tmp_path / "run").glob("environment-*"))
+    train(tmp_path / "run", settings | {"train.steps": 8, "train.threads": 2}, "--resume")
+    assert (tmp_path / "run" / "environment.json").read_text() == first
+    assert json.loads((tmp_path / "run" / "environment-6.json").read_text())["threads"] == 2
 
 
 def test_resume_where_the_data_was_moved(tmp_path: Path) -> None:

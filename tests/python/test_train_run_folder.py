@@ -258,7 +258,8 @@ def test_a_checkpoint_by_its_name(runs: Path) -> None:
 
 def test_the_best_of_a_run_without_one(tmp_path: Path) -> None:
     train(tmp_path / "run", text_task(tmp_path, **{"train.steps": 0}))
-    assert refusal("export", tmp_path / "run", tmp_path / "out", code=1) == (
+    assert refusal("export", tmp_path / "run", tmp_path / "out", "--checkpoint", "best",
+                   code=1) == (
         f"{tmp_path / 'run'}: has no best checkpoint yet; --checkpoint newest takes the last one")
 
 

@@ -80,19 +80,25 @@ def failures_are_noted_once(device: str) -> None:
             notes = Notes(device)
             notes.add(fine, 1.0, clip=1.0)
             divisor = notes.add(wrong, 1.0, clip=1.0)
-            assert not math.isfinite(divisor), "clipping hides nothing"
+            assert math.isnan(divisor), "clipping hides nothing"
             assert notes.failure() == (2, bad), (notes.failure(), bad)
             wrong = [g * math.nan for g in fine]
             notes.add(wrong, math.nan)
             assert notes.failure() == (2, bad), "the first failure stays"
-            assert notes.record[0] == 3
+            before = notes.sums.clone()
+            assert math.isnan(notes.add(fine, 1.0)), "nothing is done any more"
+            assert notes.sums.isfinite().all() and torch.equal(notes.sums, before)
+            assert notes.record[0] == 4
         for loss in (math.nan, math.inf):
             notes = Notes(device)
-            notes.add(fine, loss)
+            assert math.isnan(notes.add(fine, loss))
             assert notes.failure() == (1, -1), "the loss alone"
+            notes = Notes(device)
+            notes.add([g * math.nan for g in fine], loss)
+            assert notes.failure() == (1, -1), "the loss spoils every gradient"
         notes = Notes(device)
         notes.record[0] = 41
-        notes.add([g * math.nan for g in fine], math.nan)
+        notes.add([g * math.nan for g in fine], 1.0)
         assert notes.failure() == (42, sizes.index(next(s for s in sizes if math.prod(s))))
 
 
@@ -188,6 +194,15 @@ def adam_spreads_what_is_not_finite(device: str) -> None:
         assert fine == [True, False, *[True] * 6, False], fine
 
 
+def a_divisor_that_is_no_number_holds_everything(device: str) -> None:
+    ours, untouched = (Optimized(SIZES, device, torch.float32) for _ in range(2))
+    gradients = [g * math.nan for g in _tensors(SIZES, device, seed=10)]
+    ours.fused(gradients, torch.tensor(0.1, device=device), torch.tensor(math.nan, device=device))
+    assert ours.arrived == 0
+    for a, b in zip([*ours.values(), *ours.steps], [*untouched.values(), *untouched.steps]):
+        assert torch.equal(a, b)
+
+
 # --- copies ------------------------------------------------------------------------------------------
 
 
@@ -234,4 +249,4 @@ def graph_holds_a_whole_step(device: str) -> None:
 
 
 CHECKS = [norms_and_clipping, failures_are_noted_once, adam_follows_the_formula, adam_agrees_with_torch,
-          adam_spreads_what_is_not_finite, copies_round_like_torch]
+          adam_spreads_what_is_not_finite, a_divisor_that_is_no_number_holds_everything, copies_round_like_torch]

@@ -241,6 +241,33 @@ TEST_P(EveryOptimizer, RestoredStateContinuesToTheBit) {
   }
 }
 
+// At the first step and later on, whatever the gradients are.
+TEST_P(EveryOptimizer, ADivisorThatIsNoNumberHoldsEverything) {
+  for (const at::ScalarType type : {at::kFloat, at::kDouble}) {
+    NamedTensors parameters = make_parameters(type);
+    const auto optimizer = make_optimizer(config_of(GetParam()), parameters);
+    for (int64_t steps_before = 0; steps_before < 2; ++steps_before) {
+      NamedTensors before;
+      for (const auto& list : {parameters, optimizer->state()}) {
+        for (const auto& [name, tensor] : list) before.emplace_back(name, tensor.clone());
+      }
+      for (const double value : {1.0, std::nan("")}) {
+        set_gradients(parameters, 7);
+        for (auto& [name, parameter] : parameters) parameter.mutable_grad().mul_(value);
+        optimizer->step(rate_of(0.1), at::full({}, std::nan(""), type));
+      }
+      NamedTensors after = parameters;
+      for (const auto& item : optimizer->state()) after.push_back(item);
+      for (size_t i = 0; i < before.size(); ++i) {
+        EXPECT_TRUE(at::equal(before[i].second, after[i].second)) << before[i].first;
+      }
+      set_gradients(parameters, 8);
+      optimizer->step(rate_of(0.1), at::ones({}, type));
+      EXPECT_FALSE(at::equal(before[0].second, parameters[0].second)) << "steps are made again";
+    }
+  }
+}
+
 TEST(Optimizer, StateNames) {
   const NamedTensors parameters = {{"w", at::ones({2, 3})}, {"b", at::ones({3})}};
   const auto names = [&](const std::string& kind) {

@@ -123,13 +123,64 @@ TEST(RunFolder, RewindDropsLaterAndBrokenLines) {
   const std::string whole = read_bytes(scratch / "run/log.jsonl");
   write_bytes(scratch / "run/log.jsonl", whole + "{\"step\":20,\"lo");
   RunFolder run(scratch / "run", true);
-  run.rewind_log(20);
+  run.rewind_log(20, 20);
   EXPECT_EQ(read_bytes(scratch / "run/log.jsonl"), whole.substr(0, whole.size() / 3 * 2));
   run.log("train", 30, {{"loss", 1.0}});
   EXPECT_EQ(read_bytes(scratch / "run/log.jsonl"), whole);
   EXPECT_EQ(count_events(scratch / "run"), 2u);
-  run.rewind_log(0);
+  run.rewind_log(0, 0);
   EXPECT_EQ(read_bytes(scratch / "run/log.jsonl"), "");
+}
+
+TEST(RunFolder, RewindDropsEvaluationsThatTheCheckpointDoesNotKnow) {
+  const Scratch scratch;
+  {
+    RunFolder run(scratch / "run", false);
+    for (const int64_t step : {10, 20}) {
+      run.log("train", step, {{"loss", 1.0}});
+      run.log("valid", step, {{"loss", 2.0}});
+    }
+    run.log("test", 20, {{"loss", 3.0}});
+  }
+  const std::string train = R"({"step":20,"loss":1.0})", valid = R"({"step":20,"valid":)";
+  RunFolder run(scratch / "run", true);
+  run.rewind_log(20, 20);
+  const std::string tested = read_bytes(scratch / "run/log.jsonl");
+  EXPECT_EQ(tested.find("test"), tested.npos);
+  EXPECT_NE(tested.find(valid), tested.npos);
+  run.rewind_log(20, 10);
+  const std::string kept = read_bytes(scratch / "run/log.jsonl");
+  EXPECT_NE(kept.find(R"({"step":10,"valid":)"), kept.npos);
+  EXPECT_NE(kept.find(train), kept.npos);
+  EXPECT_EQ(kept.find(valid), kept.npos);
+}
+
+TEST(RunFolder, DescribesThePartsOfAnotherEnvironment) {
+  const Scratch scratch;
+  RunFolder run(scratch / "run", false);
+  const auto described = [&] {
+    std::string names;
+    for (const int64_t step : {0, 5, 8}) {
+      const std::string name =
+          step == 0 ? "environment.json" : "environment-" + std::to_string(step) + ".json";
+      if (std::filesystem::exists(scratch / "run" / name)) {
+        names += std::to_string(step) + read_bytes(scratch / "run" / name);
+      }
+    }
+    return names;
+  };
+  run.describe(0, "a");
+  run.describe(5, "a");
+  EXPECT_EQ(described(), "0a");
+  run.describe(5, "b");
+  run.describe(8, "b");
+  EXPECT_EQ(described(), "0a5b");
+  run.describe(8, "a");  // back again
+  EXPECT_EQ(described(), "0a5b8a");
+  run.describe(5, "a");  // from an earlier step
+  EXPECT_EQ(described(), "0a");
+  run.describe(0, "b");
+  EXPECT_EQ(described(), "0b");
 }
 
 TEST(RunFolder, KeepsTheNewestAndTheBest) {
@@ -216,7 +267,7 @@ TEST(RunFolder, SurvivesKills) {
     ASSERT_TRUE(newest);
     ASSERT_TRUE(run.best());
     last = std::stoll(step_of(newest));
-    run.rewind_log(last);
+    run.rewind_log(last, last);
     for (const auto& entry : fs::recursive_directory_iterator(root)) {
       ASSERT_NE(entry.path().extension(), ".tmp") << entry.path();
     }

@@ -23,7 +23,7 @@ int main(int argc, char** argv) {
     run.save(20, tensors, {{"step", "20"}, {"note", "\u00e9\""}}, /*keep=*/2, /*best=*/true);
   }
   sinkhorn::train::RunFolder run(root, /*resume=*/true);
-  run.rewind_log(20);
+  run.rewind_log(20, 20);
   run.log("train", 30, {{"loss", 7.0}, {"rate", 0.25}});
   run.log("eval", 30, {{"perplexity", std::nan("")}});
   run.flush();

@@ -3,6 +3,9 @@
 //
 //   norm_i = |gradient_i|,  norm = sqrt(sum_i norm_i^2),  divisor = max(1, (norm + 1e-6) / clip)
 //
+// From the first step on whose norm or loss is not finite the divisor is not a number, which tells
+// the optimizer to leave everything as it is, and nothing is added to the sums.
+//
 // A block sums the squares of a piece of one gradient (many.cuh) in float32. The block that ends
 // last adds the pieces, always in the same order; only where the sum is not finite does it look at
 // each gradient's pieces apart. Pieces grow with the model, so that there are never many more than
@@ -96,14 +99,18 @@ __device__ __forceinline__ void write_note(const NoteParams& p, const Before& be
   StepRecord& record = *p.record;
   const int64_t step = before.steps + 1;
   record.steps = step;
-  if (!(isfinite(norm) && isfinite(before.loss)) && before.failed_step == 0) {
+  const bool fine = isfinite(norm) && isfinite(before.loss);
+  if (!fine && before.failed_step == 0) {
     record.failed_step = step;
-    record.failed_parameter = bad == kNone ? -1 : bad;
+    record.failed_parameter = !isfinite(before.loss) ? -1 : bad == kNone ? -2 : bad;
+  }
+  if (!fine || before.failed_step != 0) {
+    *p.divisor = __int_as_float(0x7FC00000);  // not a number
+    return;
   }
   p.sums[0] = before.loss_sum + before.loss;
   p.sums[1] = before.norm_sum + norm;
-  const float excess = p.clip > 0.0f ? (norm + 1e-6f) / p.clip : 1.0f;
-  *p.divisor = excess < 1.0f ? 1.0f : excess;  // what is not a number stays so
+  *p.divisor = p.clip > 0.0f ? fmaxf(1.0f, (norm + 1e-6f) / p.clip) : 1.0f;
 }
 
 // The first gradient whose squares have no finite sum, or kNone; thread 0 gets it. A warp takes a

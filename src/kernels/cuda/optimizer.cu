@@ -8,6 +8,7 @@
 // thread reads is asked for before any of it is used: small models take no longer than one access
 // to memory, large ones as long as their bytes. One thread of a block reads the steps done and says
 // so at once; the block that says so last counts the step when it ends, and nobody waits for that.
+// A divisor that is not a number: everything stays as it is.
 #include <cmath>
 
 #include "kernels/cuda/check.cuh"
@@ -40,6 +41,8 @@ struct AdamRule {
   float lost;          // of a parameter, to decay
   float rate;          // over 1 - beta1^t
   float inverse_root;  // of 1 - beta2^t
+
+  __device__ __forceinline__ bool holds() const { return !isnan(inverse); }
 
   // 1 - beta^t as -expm1(t log beta), which loses no digits to the difference while t is small.
   __device__ __forceinline__ void make(const AdamArgs& a, const AdamTensor& tensor) {
@@ -91,6 +94,7 @@ __global__ void __launch_bounds__(kThreads) adam_kernel(const __grid_constant__ 
   __syncthreads();
   if (thread == 0) before = arrive(a.p.arrived);
   const AdamRule rule = shared_rule;
+  if (!rule.holds()) return;
 #pragma unroll
   for (int i = 0; i < kPacks; ++i) {
     const int at = (thread + i * kThreads) * 4;

@@ -21,7 +21,8 @@ struct Gradient {
 struct StepRecord {
   int64_t steps;             // done
   int64_t failed_step;       // the first whose loss or gradients were not finite; 0: none
-  int64_t failed_parameter;  // the first of its gradients that was not; -1: none
+  int64_t failed_parameter;  // the first of its gradients that was not; -1: the loss was not; -2:
+                             // the norm of all gradients, each of which is finite
   int64_t arrived;           // the kernel's own; 0 between launches
 };
 
@@ -32,8 +33,10 @@ struct NoteParams {
   float clip = 0.0f;             // the largest norm that is let through; 0: any
   StepRecord* record = nullptr;  // a step is added to it
   float* sums = nullptr;         // [2]: the loss and the norm are added to them
-  float* divisor = nullptr;      // of the gradients: 1, or more where their norm is too large
-  void* scratch = nullptr;       // of note_scratch bytes
+  // Of the gradients: 1, or more where their norm is too large; not a number from the first step on
+  // that failed.
+  float* divisor = nullptr;
+  void* scratch = nullptr;  // of note_scratch bytes
 };
 
 int64_t note_scratch(const NoteParams& p);
@@ -52,7 +55,7 @@ struct AdamParams {
   const AdamTensor* tensors = nullptr;
   int count = 0;
   const float* rate = nullptr;     // [1]
-  const float* divisor = nullptr;  // [1], of the gradients; null: 1
+  const float* divisor = nullptr;  // [1], of the gradients; null: 1; not a number: nothing is done
   float beta1 = 0.0f, beta2 = 0.0f, epsilon = 0.0f;
   unsigned* arrived = nullptr;  // [1]: the kernel's own; 0 between launches
 };

@@ -9,6 +9,8 @@
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/where.h>
 
+#include <limits>
+
 #include "kernels/cuda/optimizer.h"
 #include "ops/fused/kernel_call.h"
 
@@ -102,12 +104,15 @@ Tensor note_gradients_op(at::TensorList gradients, const Tensor& loss, double cl
   const Tensor fine = at::isfinite(norm).logical_and(at::isfinite(loss));
   const Tensor first = fine.logical_not().logical_and(failed_step == 0);
   const Tensor bad = at::isfinite(norms).logical_not();
-  const Tensor index = at::where(bad.any(), at::argmax(bad.to(at::kInt)), -1);
+  const Tensor gradient = at::where(bad.any(), at::argmax(bad.to(at::kInt)), kWholeNorm);
+  const Tensor index = at::where(at::isfinite(loss), gradient, kLoss);
   failed_parameter.copy_(at::where(first, index, failed_parameter));
   failed_step.copy_(at::where(first, step, failed_step));
-  sums[0].add_(loss);
-  sums[1].add_(norm);
-  return clip > 0 ? ((norm + 1e-6) / clip).clamp_min(1.0) : at::ones_like(norm);
+  const Tensor failed = failed_step != 0;
+  sums[0].add_(at::where(failed, 0, loss));
+  sums[1].add_(at::where(failed, 0, norm));
+  const Tensor divisor = clip > 0 ? ((norm + 1e-6) / clip).clamp_min(1.0) : at::ones_like(norm);
+  return at::where(failed, std::numeric_limits<double>::quiet_NaN(), divisor);
 }
 
 // --- Adam ---

@@ -17,13 +17,16 @@ namespace sinkhorn::ops {
 enum RecordPlace : int64_t {
   kSteps = 0,            // done
   kFailedStep = 1,       // the first whose loss or gradients were not finite; 0: none
-  kFailedParameter = 2,  // the first of its gradients that was not; -1: none
+  kFailedParameter = 2,  // the first of its gradients that was not, or
 };
+// what else was not: the loss; the norm of all gradients together, each of which is finite.
+constexpr int64_t kLoss = -1, kWholeNorm = -2;
 at::Tensor new_record(at::Device device);
 
 // Adds a step to the record, its loss and the norm of its gradients to sums (float32 [2]). Returns
 // what the gradients are to be divided by, so that their norm is at most clip: 1, or more; 1 for
-// clip = 0. loss: a scalar.
+// clip = 0. From the first step on that fails it is not a number, which an optimizer takes for
+// "leave everything as it is", and the sums stay. loss: a scalar.
 at::Tensor note_gradients(at::TensorList gradients, const at::Tensor& loss, double clip,
                           const at::Tensor& record, const at::Tensor& sums);
 
@@ -41,9 +44,9 @@ struct AdamOptions {
   at::Tensor arrived;  // int32 [1] on the device, 0: the kernel's own
 };
 
-// AdamW's step on gradients / divisor; rate and divisor float32 scalars on the device. Returns
-// false, having done nothing, where no kernel covers it. Inline, so that an optimizer on the CPU
-// can be linked without the operators.
+// AdamW's step on gradients / divisor, no step where the divisor is not a number; rate and divisor
+// float32 scalars on the device. Returns false, having done nothing, where no kernel covers it.
+// Inline, so that an optimizer on the CPU can be linked without the operators.
 inline bool adam_step(const AdamTensors& x, const at::Tensor& rate,
                       const std::optional<at::Tensor>& divisor, const AdamOptions& o) {
   using Signature =
