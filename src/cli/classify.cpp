@@ -121,10 +121,12 @@ int run_classify(const ClassifyOptions& options, const Overrides& overrides) {
 }
 
 void add_text_options(CLI::App& app, ClassifyOptions& options) {
-  CLI::Option* text = app.add_option("--text", options.text, "a text; nli: two, separated by a tab")
+  CLI::Option* text = app.add_option("--text", options.text,
+                                     "a text; nli: two, separated by a tab; in place of --file")
                           ->type_name("TEXT");
   CLI::Option* file =
-      app.add_option("--file", options.file, "a file with a text a line")->type_name("FILE");
+      app.add_option("--file", options.file, "a file with a text a line, in place of --text")
+          ->type_name("FILE");
   app.add_option("STDIN", options.standard_input, "-: a text a line on standard input")
       ->type_name("-")
       ->excludes(text)

@@ -55,7 +55,7 @@ struct InspectOptions {
   train::RunConfig config;
   std::string checkpoint = "newest";
   std::optional<std::string> text;  // an input of the user's own; or
-  int64_t example = 0;              // an example of the test split, the first is 0
+  std::optional<int64_t> example;   // of the test split, the first is 0; none: the longest
   std::filesystem::path out;        // folder of the pictures
   bool json = false;
 };

@@ -132,6 +132,13 @@ std::string fish_script(const std::vector<Node>& nodes) {
     for (std::string word; words >> word;) {
       condition += (condition.empty() ? "" : "; and ") + ("__fish_seen_subcommand_from " + word);
     }
+    // "train" alone is not that of "tokenizer train".
+    for (const Node& other : nodes) {
+      const size_t space = other.path.rfind(' ');
+      if (space > 0 && space != std::string::npos && other.path.substr(space) == node.path) {
+        condition += "; and not __fish_seen_subcommand_from" + other.path.substr(0, space);
+      }
+    }
     if (condition.empty()) condition = "__fish_use_subcommand";
     const std::string start = "complete -c sinkhorn -n " + fish_quoted(condition);
     for (const auto& [name, help] : node.children) {

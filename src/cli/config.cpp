@@ -3,12 +3,10 @@
 #include <algorithm>
 #include <map>
 #include <sstream>
-#include <tuple>
 
 #include "cli/fields.h"
 #include "cli/settings.h"
 #include "sinkhorn/error.h"
-#include "tasks/metrics.h"
 
 namespace sinkhorn::cli {
 namespace {
@@ -117,8 +115,8 @@ bool names_task(const std::filesystem::path& path, const Overrides& overrides) {
   return read_settings(overrides).contains(key) || read_settings(path).contains(key);
 }
 
-void make_absolute(tasks::TaskConfig& task) {
-  for (std::string* path : {&task.data, &task.cache}) {
+void make_absolute(train::RunConfig& config) {
+  for (std::string* path : {&config.task.data, &config.task.cache, &config.train.init}) {
     if (path->empty()) continue;
     const std::string whole = std::filesystem::absolute(*path).lexically_normal().string();
     if (is_writable(whole)) *path = whole;
@@ -177,32 +175,6 @@ std::vector<Key> config_keys() {
     keys.insert(keys.end(), sections[section].begin(), sections[section].end());
   }
   return keys;
-}
-
-std::string suggestion(const std::string& name, const std::vector<std::string>& candidates) {
-  const auto distance = [](const std::string& a, const std::string& b) {
-    return tasks::edit_distance({a.begin(), a.end()}, {b.begin(), b.end()});
-  };
-  const auto split = [](const std::string& key) {
-    const size_t dot = key.find('.');
-    return dot == std::string::npos ? std::pair(std::string(), key)
-                                    : std::pair(key.substr(0, dot), key.substr(dot + 1));
-  };
-  const auto [section, word] = split(name);
-  // The word counts most: a right word in a wrong section is nearer than a wrong word.
-  using Cost = std::tuple<int64_t, int64_t>;
-  Cost best{std::max<int64_t>(2, static_cast<int64_t>(word.size()) / 3), 1 << 20};
-  std::string nearest;
-  for (const std::string& candidate : candidates) {
-    const auto [its_section, its_word] = split(candidate);
-    const Cost cost{distance(word, its_word) + (section != its_section),
-                    distance(section, its_section)};
-    if (cost < best) {
-      best = cost;
-      nearest = candidate;
-    }
-  }
-  return nearest.empty() ? "" : "; did you mean " + nearest + "?";
 }
 
 }  // namespace sinkhorn::cli

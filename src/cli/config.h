@@ -27,7 +27,7 @@ train::RunConfig read_config(const std::vector<std::filesystem::path>& files,
 bool names_task(const std::filesystem::path& path, const Overrides& overrides);
 
 // Makes where a task's data lies the same from wherever its run is used later on.
-void make_absolute(tasks::TaskConfig& task);
+void make_absolute(train::RunConfig& config);
 
 // All keys, resolved: reads back to the same configuration.
 std::string write_config(const train::RunConfig& config);
@@ -49,7 +49,8 @@ struct Key {
 };
 std::vector<Key> config_keys();
 
-// "; did you mean X?" with the nearest candidate, or "" where none is near.
+// "; did you mean X?" with the nearest candidate, or the one that another program calls so; ""
+// where there is neither.
 std::string suggestion(const std::string& name, const std::vector<std::string>& candidates);
 
 }  // namespace sinkhorn::cli

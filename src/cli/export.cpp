@@ -14,7 +14,7 @@ namespace {
 
 struct Options {
   std::filesystem::path run;
-  std::string checkpoint = "best";
+  std::string checkpoint = "newest";
   train::ExportOptions request;
   bool json = false;
 };
@@ -51,8 +51,8 @@ Command add_export(CLI::App& program) {
   app->add_option("--dtype", options->request.type, "of the weights; norms and biases stay float32")
       ->type_name("{float32,bf16,fp16}")
       ->capture_default_str();
-  app->add_option("--checkpoint", options->checkpoint, "the best by validation, or the newest")
-      ->type_name("{best,newest}")
+  app->add_option("--checkpoint", options->checkpoint, "the newest, or the best by validation")
+      ->type_name("{newest,best}")
       ->capture_default_str();
   app->add_flag("--force", options->request.force,
                 "write into a folder that holds other things; they stay");
@@ -65,7 +65,7 @@ Command add_export(CLI::App& program) {
   return {app, [options, overrides] {
             if (options->checkpoint != "best" && options->checkpoint != "newest") {
               throw UsageError("--checkpoint: \"" + options->checkpoint +
-                               "\" is not one of best, newest");
+                               "\" is not one of newest, best");
             }
             train::ExportOptions& request = options->request;
             request.checkpoint = options->checkpoint;

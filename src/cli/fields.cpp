@@ -91,7 +91,7 @@ std::string parse_text(const Field& field, const std::string& text, const std::s
 Fields task_fields(tasks::TaskConfig& task) {
   return {
       {"task.name", &task.name, "what to learn", tasks::task_names()},
-      {"task.data", &task.data, "folder or file of the data, as its publisher lays it out"},
+      {"task.data", &task.data, "folder or file of the data, as its publisher lays it out; required but by sort and recall"},
       {"task.cache", &task.cache,
        "folder for token files and vocabularies; empty: the user's cache"},
       {"task.tokens",
@@ -217,6 +217,9 @@ Fields optimizer_fields(train::OptimizerConfig& optimizer) {
 Fields train_fields(train::TrainConfig& train) {
   return {
       {"train.run", &train.run, "folder of the run; empty: runs/ and the configuration's name"},
+      {"train.init", &train.init,
+       "a run, an export or a checkpoint whose parameters training begins with; empty: random "
+       "ones"},
       {"train.device", &train.device, "auto, cpu, cuda or cuda:N; auto: a GPU where there is one"},
       {"train.precision",
        &train.precision,
@@ -312,11 +315,11 @@ Fields attention_fields(const std::string& section, nn::AttentionConfig& attenti
 
 Fields choice_fields(Choices& choices) {
   const std::vector<std::string> presets = {"default", "windowed", "prefix", "paper"};
-  const std::string preset_help = "a named combination; the other keys override it";
+  const std::string preset_help = "a named combination, which the other keys override; none: default";
   return {
       {"model.size",
        &choices.size,
-       "a size of the paper; other model.* keys override its numbers",
+       "a size of the paper, whose numbers other model.* keys override; none: the defaults below",
        {"tiny", "base", "lm_base", "lm_big"}},
       {"encoder.preset", &choices.encoder_preset, preset_help, presets},
       {"decoder.preset", &choices.decoder_preset, preset_help, presets},

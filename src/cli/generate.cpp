@@ -202,13 +202,14 @@ int run_generate(GenerateOptions& options, const Overrides& overrides) {
 
 void add_prompt_options(CLI::App& app, GenerateOptions& options) {
   CLI::Option* prompt =
-      app.add_option("--prompt", options.request.prompt, "text, or numbers, to go on from");
-  CLI::Option* file = app.add_option("--prompt-file", options.prompt_file, "the prompt in a file");
+      app.add_option("--prompt", options.request.prompt, "text, or numbers, to go on from; none: begin anew");
+  CLI::Option* file = app.add_option("--prompt-file", options.prompt_file,
+                                     "the prompt in a file, in place of --prompt");
   CLI::Option* input =
       app.add_option("STDIN", options.standard_input, "-: prompt on standard input");
   CLI::Option* image = app.add_option("--image", options.image,
                                       "pixels: complete the upper half of a 32 x 32 PNG, or of an "
-                                      "image of CIFAR-10's .bin files");
+                                      "image of CIFAR-10's .bin files; none: make whole ones");
   prompt->type_name("TEXT")->excludes(file)->excludes(input);
   file->type_name("FILE")->excludes(input);
   input->type_name("-");
@@ -226,7 +227,7 @@ void add_length_options(CLI::App& app, GenerateOptions& options) {
                  "tokens to make at most; default: 256 for texts")
       ->type_name("INT")
       ->check(at_least(1));
-  app.add_option("--stop", request.stop_texts, "end before this text; may be given again")
+  app.add_option("--stop", request.stop_texts, "end before this text; may be given again; none: where the model ends")
       ->type_name("TEXT")
       ->allow_extra_args(false);
   app.add_flag("--ignore-end", request.ignore_end, "go on where the model ends a text");

@@ -9,11 +9,14 @@
 #include "cli/commands.h"
 #include "cli/run_options.h"
 #include "sinkhorn/error.h"
+#include "train/task_info.h"
 
 namespace sinkhorn::cli {
 namespace {
 
 using OfferKey = std::function<bool(const Key&)>;
+
+const std::filesystem::path kRunConfig = "config.ini";
 
 bool is_any(const Key&) { return true; }
 
@@ -118,11 +121,30 @@ void check_matter(const std::string& task, const Overrides& overrides) {
   }
 }
 
+// The run that is meant by its folder, or by the configuration in it, which may have been moved or
+// copied since it was written; empty for any other configuration.
+std::filesystem::path run_of(const std::filesystem::path& config) {
+  namespace fs = std::filesystem;
+  std::error_code unknown;
+  const auto is_run = [&](const fs::path& folder) {
+    return fs::exists(folder / kRunConfig, unknown) &&
+           (fs::exists(folder / train::kRunTask, unknown) ||
+            fs::exists(folder / "checkpoints" / "newest.json", unknown));
+  };
+  if (fs::is_directory(config, unknown)) {
+    if (is_run(config)) return config;
+    throw UsageError(config.string() +
+                     ": is not the folder of a run; expected that, or a configuration file");
+  }
+  const fs::path folder = config.has_parent_path() ? config.parent_path() : fs::path(".");
+  return config.filename() == kRunConfig && is_run(folder) ? folder : fs::path();
+}
+
 }  // namespace
 
 train::RunConfig read_run_config(const std::filesystem::path& run, const Overrides& overrides) {
-  const bool trained = std::filesystem::exists(run / "config.ini");
-  const std::filesystem::path path = run / (trained ? "config.ini" : "config.json");
+  const bool trained = std::filesystem::exists(run / kRunConfig);
+  const std::filesystem::path path = trained ? run / kRunConfig : run / "config.json";
   if (!std::filesystem::exists(path)) {
     throw UsageError(
         run.string() +
@@ -191,15 +213,20 @@ CLI::Validator is_number() {
 
 Command add_train(CLI::App& program) {
   struct Options {
-    std::string config;
+    std::filesystem::path config;
     bool resume = false;
+    bool go_on = false;
     bool dry_run = false;
   };
   CLI::App* app = program.add_subcommand("train", "Train a model, as a configuration says");
   auto options = std::make_shared<Options>();
-  app->add_option("CONFIG", options->config, "configuration file")->required()->type_name("FILE");
-  app->add_flag("--resume", options->resume,
-                "continue the run in its folder from its newest checkpoint");
+  app->add_option("CONFIG", options->config, "configuration file, or the folder of a run")
+      ->required()
+      ->type_name("FILE");
+  CLI::Option* resume = app->add_flag("--resume", options->resume,
+                                      "continue the run in its folder from its newest checkpoint");
+  app->add_flag("--continue", options->go_on, "the same if there is a run, else begin it")
+      ->excludes(resume);
   app->add_flag("--dry-run", options->dry_run, "print the resolved configuration and stop");
   auto overrides = add_key_options(*app, is_any, /*trained=*/false);
   app->footer(
@@ -207,10 +234,16 @@ Command add_train(CLI::App& program) {
       "--section.key value; here wins. encoder.* and decoder.* take the keys of attention.* for\n"
       "that stack alone. Defaults are shown; model.size and presets move some of them.");
   return {app, [options, overrides] {
-            const train::RunConfig config = read_config(options->config, *overrides);
+            const std::filesystem::path run = run_of(options->config);
+            const std::filesystem::path file = run.empty() ? options->config : run / kRunConfig;
+            if (!run.empty()) overrides->insert(overrides->begin(), {"train.run", run.string()});
+            const train::RunConfig config = read_config(file, *overrides);
             check_matter(config.task.name, *overrides);
+            const bool goes_on =
+                options->go_on &&
+                std::filesystem::exists(std::filesystem::path(config.train.run) / kRunConfig);
             if (!options->dry_run) {
-              return run_train({config, names_task(options->config, *overrides), options->resume});
+              return run_train({config, names_task(file, *overrides), options->resume || goes_on});
             }
             std::cout << write_config(config);
             return 0;
@@ -227,6 +260,7 @@ Command add_eval(CLI::App& program) {
   add_checkpoint_option(*app, options->checkpoint);
   app->add_flag("--json", options->json, "print JSON");
   auto overrides = add_key_options(*app, is_of_evaluation);
+  add_device_options(*app, overrides);
   app->get_option("--train.eval_batches")->default_str("0");  // whatever training looked at
   return {app, [options, overrides] {
             if (options->split != "valid" && options->split != "test") {
@@ -246,16 +280,18 @@ Command add_inspect(CLI::App& program) {
   add_run_argument(*app, options->run);
   add_checkpoint_option(*app, options->checkpoint);
   CLI::Option* text =
-      app->add_option("--text", options->text, "an input of your own")->type_name("TEXT");
-  app->add_option("--example", options->example, "number of an example of the test split")
+      app->add_option("--text", options->text, "an input of your own; none: an example")
+          ->type_name("TEXT");
+  app->add_option("--example", options->example,
+                  "number of an example of the test split, the first is 0; default: the longest")
       ->type_name("INT")
-      ->capture_default_str()
       ->check(at_least(0))
       ->excludes(text);
   app->add_option("--out", options->out, "folder of the pictures; default RUN/inspect")
       ->type_name("DIR");
   app->add_flag("--json", options->json, "print JSON");
   auto overrides = add_key_options(*app, is_of_examples);
+  add_device_options(*app, overrides);
   return {app, [options, overrides] {
             options->config = read_run_config(options->run, *overrides);
             if (options->out.empty()) options->out = options->run / "inspect";

@@ -168,10 +168,12 @@ Command add_reproduce(CLI::App& program) {
       ->type_name("ROW,...")
       ->delimiter(',');
   app->add_option("--variants", o.variants,
-                  "of a table whose columns are trainings of their own: those to train")
+                  "of a table whose columns are trainings of their own: those to train; default: all")
       ->type_name("NAME,...")
       ->delimiter(',');
-  app->add_option("--data", o.data, "folder that holds the publishers' folders")->type_name("DIR");
+  app->add_option("--data", o.data,
+                  "folder that holds the publishers' folders; required where a table reads some")
+      ->type_name("DIR");
   app->add_option("--out", o.out, "folder of runs and results files")
       ->type_name("DIR")
       ->capture_default_str();

@@ -21,10 +21,11 @@ std::vector<std::string> key_names() {
   return names;
 }
 
-void check_known(const Settings& settings, const std::string& where) {
+void check_known(const Settings& settings) {
   const std::vector<std::string> known = key_names();
   for (const auto& [key, setting] : settings) {
     if (std::find(known.begin(), known.end(), key) == known.end()) {
+      const std::string where = setting.name.substr(0, setting.name.size() - key.size());
       throw UsageError(where + "unknown key " + key + suggestion(key, known));
     }
   }
@@ -68,6 +69,33 @@ void check_line(std::string_view line, const std::string& where) {
   }
 }
 
+std::string_view trimmed(std::string_view text) {
+  const size_t begin = std::min(text.find_first_not_of(" \t\r"), text.size());
+  return text.substr(begin, text.find_last_not_of(" \t\r") + 1 - begin);
+}
+
+// The line where each key is stated, after every line was checked.
+std::map<std::string, int64_t> lines_of_keys(std::istream& text, const std::string& file) {
+  std::map<std::string, int64_t> lines;
+  std::string line, section;
+  for (int64_t number = 1; std::getline(text, line); ++number) {
+    const std::string where = file + ":" + std::to_string(number) + ": ";
+    check_line(line, where);
+    const std::string_view stated = trimmed(line);
+    if (stated.starts_with("[")) {
+      section = std::string(trimmed(stated.substr(1, stated.find(']') - 1))) + ".";
+    } else if (const size_t equals = stated.find('='); equals != stated.npos) {
+      const std::string key = section + std::string(trimmed(stated.substr(0, equals)));
+      const auto [found, is_first] = lines.emplace(key, number);
+      if (!is_first) {
+        throw UsageError(where + key + " is stated twice; the first time in line " +
+                         std::to_string(found->second));
+      }
+    }
+  }
+  return lines;
+}
+
 // The file's own keys as they stand there.
 Settings parse_file(const fs::path& path, const std::string& included_by) {
   const std::string where = path.string() + ": ";
@@ -83,7 +111,12 @@ Settings parse_file(const fs::path& path, const std::string& included_by) {
   if (text.view().find('\0') != std::string_view::npos) {
     throw UsageError(where + "is no text; expected a configuration file");
   }
-  for (std::string line; std::getline(text, line);) check_line(line, where);
+  const auto lines = lines_of_keys(text, path.string());
+  const auto place_of = [&](const std::string& key) {
+    const auto found = lines.find(key);
+    return found == lines.end() ? where
+                                : path.string() + ":" + std::to_string(found->second) + ": ";
+  };
   text = std::stringstream(whole);
   std::vector<CLI::ConfigItem> items;
   try {
@@ -99,13 +132,11 @@ Settings parse_file(const fs::path& path, const std::string& included_by) {
       throw UsageError(where + item.name + ": a section's name stands alone on its line");
     }
     if (item.inputs.size() != 1) {
-      throw UsageError(where + key + ": expected one value, found " +
+      throw UsageError(place_of(key) + key + ": expected one value, found " +
                        std::to_string(item.inputs.size()) +
                        "; quote a value that holds spaces or commas");
     }
-    if (!settings.emplace(key, Setting{item.inputs[0], where + key}).second) {
-      throw UsageError(where + key + " is stated twice");
-    }
+    settings.emplace(key, Setting{item.inputs[0], place_of(key) + key});
   }
   return settings;
 }
@@ -121,7 +152,7 @@ Settings read_included(const fs::path& path, std::vector<fs::path> trail) {
     }
   }
   const auto include = settings.extract(kInclude);
-  check_known(settings, path.string() + ": ");
+  check_known(settings);
   spread_attention(settings);
   if (include.empty()) return settings;
   trail.push_back(path);
@@ -139,7 +170,7 @@ Settings read_settings(const fs::path& path) {
 Settings read_settings(const Overrides& overrides) {
   Settings settings;
   for (const auto& [key, value] : overrides) settings[key] = {value, key};
-  check_known(settings, "");
+  check_known(settings);
   spread_attention(settings);
   return settings;
 }

@@ -9,7 +9,7 @@
 
 namespace sinkhorn::cli {
 
-// A value as somebody wrote it; name is how to speak of it: "file: key" or "key".
+// A value as somebody wrote it; name is how to speak of it: "file:7: key", 7 its line, or "key".
 struct Setting {
   std::string value;
   std::string name;

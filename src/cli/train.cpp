@@ -1,4 +1,5 @@
 // `sinkhorn train`: shows the loop's progress and passes signals on to it.
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -45,15 +46,12 @@ std::string count(double value) {
 // One line that renews itself on a terminal, plain lines elsewhere.
 class Progress : public train::Observer {
  public:
-  explicit Progress(std::string what) : what_(std::move(what)) {}
+  Progress(std::string what, std::string note) : what_(std::move(what)), note_(std::move(note)) {}
 
   // A large text takes minutes the first time: its pieces are learned, its tokens written down. So
   // does a large model.
   void preparing() {
-    if (!terminal_) return;
-    std::printf("preparing %s ...", what_.c_str());
-    std::fflush(stdout);
-    open_ = true;
+    if (terminal_) renew("preparing " + what_ + " ...");
   }
   void started(const Start& s) override {
     // Before this there is nothing to save, and a signal ends the program as usual.
@@ -66,16 +64,18 @@ class Progress : public train::Observer {
                 static_cast<long long>(s.first_step), static_cast<long long>(s.steps),
                 s.resumed ? ", resumed" : "");
     if (!s.data_note.empty()) std::printf("data: %s\n", s.data_note.c_str());
+    if (!note_.empty()) std::printf("note: %s\n", note_.c_str());
     std::fflush(stdout);
     start_ = s;
   }
   void stepped(const Step& s) override {
     speeds_.push_back(s.tokens_per_second);
-    begin_line();
-    std::printf("step %lld/%lld  loss %.4f  rate %.3g  %s tokens/s  %s left",
-                static_cast<long long>(s.step), static_cast<long long>(s.steps), s.loss, s.rate,
-                count(s.tokens_per_second).c_str(), duration(s.seconds_left).c_str());
-    terminal_ ? open_ = true : std::putchar('\n');
+    char line[256];
+    std::snprintf(line, sizeof line, "step %lld/%lld  loss %.4f  rate %.3g  %s tokens/s  %s left",
+                  static_cast<long long>(s.step), static_cast<long long>(s.steps), s.loss, s.rate,
+                  count(s.tokens_per_second).c_str(), duration(s.seconds_left).c_str());
+    if (terminal_) return renew(line);
+    std::printf("%s\n", line);
     std::fflush(stdout);
   }
   void evaluated(int64_t step, const std::string& split,
@@ -105,7 +105,23 @@ class Progress : public train::Observer {
     if (open_) std::fputs("\r\033[K", stdout);
     open_ = false;
   }
+  // Shows a line that the next one takes the place of: as much of it as one row of the terminal
+  // holds, since a row that was wrapped cannot be taken back.
+  void renew(std::string line) {
+    begin_line();
+    winsize size{};
+    if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) {
+      size_t end = std::min(line.size(), size_t{size.ws_col} - 1);
+      while (end > 0 && end < line.size() && (line[end] & 0xC0) == 0x80) --end;  // whole letters
+      line.resize(end);
+    }
+    std::fputs(line.c_str(), stdout);
+    std::fflush(stdout);
+    open_ = true;
+  }
+
   std::string what_;  // is trained, in words
+  std::string note_;  // on the configuration, where there is one
   bool terminal_ = isatty(STDOUT_FILENO) == 1;
   bool open_ = false;  // a line without its end stands on the terminal
   Start start_{};
@@ -148,15 +164,25 @@ std::string trained_words(const TrainOptions& options) {
          (layers == 1 ? " layer" : " layers") + " of width " + std::to_string(config.model.width);
 }
 
+// A warm-up that outlasts the training is legal and hardly ever meant.
+std::string note_on(const train::RunConfig& config) {
+  const int64_t warmup = config.optimizer.warmup, steps = config.train.steps;
+  if (config.optimizer.schedule == "rsqrt" || warmup <= steps || steps == 0) return "";
+  const double share = 100.0 * static_cast<double>(steps) / static_cast<double>(warmup);
+  return "the warm-up of " + std::to_string(warmup) +
+         " steps outlasts the training: the rate comes to " + std::to_string(std::lround(share)) +
+         "% of its peak (optimizer.warmup)";
+}
+
 }  // namespace
 
 int run_train(const TrainOptions& options) {
   train::RunConfig config = options.config;
-  make_absolute(config.task);
+  make_absolute(config);
   train::Outcome outcome;
   {
     const auto begin = std::chrono::steady_clock::now();
-    Progress progress(trained_words(options));
+    Progress progress(trained_words(options), note_on(config));
     progress.preparing();
     outcome = train::train(config, write_config(config), options.resume, progress, stop_signal);
     const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - begin;

@@ -173,20 +173,47 @@ TEST(ReadConfig, TruthHasManySpellings) {
 
 TEST(ReadConfig, UnknownKeysSuggestTheNearest) {
   EXPECT_EQ(refusal("[attention]\nblok = 3\n"),
-            "FILE: unknown key attention.blok; did you mean attention.block?");
-  EXPECT_EQ(refusal("steps = 3\n"), "FILE: unknown key steps; did you mean train.steps?");
+            "FILE:2: unknown key attention.blok; did you mean attention.block?");
+  EXPECT_EQ(refusal("steps = 3\n"), "FILE:1: unknown key steps; did you mean train.steps?");
   EXPECT_EQ(refusal("[atention]\nblock = 3\n"),
-            "FILE: unknown key atention.block; did you mean attention.block?");
+            "FILE:2: unknown key atention.block; did you mean attention.block?");
   EXPECT_EQ(refusal("[train]\nwarmup = 3\n"),
-            "FILE: unknown key train.warmup; did you mean optimizer.warmup?");
+            "FILE:2: unknown key train.warmup; did you mean optimizer.warmup?");
   EXPECT_EQ(refusal("", {{"model.witdh", "3"}}),
             "unknown key model.witdh; did you mean model.width?");
-  EXPECT_EQ(refusal("[train]\nqqqqqqqq = 3\n"), "FILE: unknown key train.qqqqqqqq");
+  // A section that was not said is none that was misspelt: the first that has the word.
+  EXPECT_EQ(refusal("", {{"block", "3"}}), "unknown key block; did you mean attention.block?");
+  EXPECT_EQ(refusal("[train]\nqqqqqqqq = 3\n"), "FILE:2: unknown key train.qqqqqqqq");
+}
+
+// What is called otherwise in nanoGPT, fairseq and Hugging Face's trainer.
+TEST(Suggestion, KnowsOtherProgramsNames) {
+  std::vector<std::string> keys, options;
+  for (const Key& key : config_keys()) {
+    keys.push_back(key.name);
+    options.push_back("--" + key.name);
+  }
+  const std::vector<std::pair<std::string, std::string>> names = {
+      {"lr", "optimizer.rate"},           {"learning-rate", "optimizer.rate"},
+      {"batch_size", "train.batch"},      {"max_iters", "train.steps"},
+      {"block_size", "task.length"},      {"n_layer", "model.layers"},
+      {"n_embd", "model.width"},          {"save-dir", "train.run"},
+      {"clip-norm", "optimizer.clip"},    {"init_from", "train.init"},
+      {"update-freq", "train.accumulate"}};
+  for (const auto& [name, key] : names) {
+    EXPECT_EQ(suggestion(name, keys), "; did you mean " + key + "?");
+    EXPECT_EQ(suggestion("--" + name, options), "; did you mean --" + key + "?");
+  }
+  EXPECT_EQ(suggestion("--steps", options), "; did you mean --train.steps?");
+  EXPECT_EQ(suggestion("--divice", options), "; did you mean --train.device?");
+  EXPECT_EQ(suggestion("--dropout", options), "; did you mean --model.dropout?");
+  EXPECT_EQ(suggestion("lr", {"steps"}), "");
 }
 
 TEST(ReadConfig, WrongValuesSayWhatWasExpected) {
   EXPECT_EQ(refusal("", {{"train.steps", "many"}}), "train.steps: \"many\" is not a whole number");
-  EXPECT_EQ(refusal("[train]\nsteps = 1.5\n"), "FILE: train.steps: \"1.5\" is not a whole number");
+  EXPECT_EQ(refusal("[train]\nsteps = 1.5\n"),
+            "FILE:2: train.steps: \"1.5\" is not a whole number");
   EXPECT_EQ(refusal("", {{"train.steps", ""}}), "train.steps: \"\" is not a whole number");
   EXPECT_EQ(refusal("", {{"train.steps", "99999999999999999999"}}),
             "train.steps: \"99999999999999999999\" is too large");
@@ -199,20 +226,20 @@ TEST(ReadConfig, WrongValuesSayWhatWasExpected) {
   EXPECT_EQ(refusal("", {{"train.graph", "maybe"}}),
             "train.graph: \"maybe\" is neither true nor false");
   EXPECT_EQ(refusal("[optimizer]\nname = sgd\n"),
-            "FILE: optimizer.name: \"sgd\" is not one of adamw, adam, adafactor");
+            "FILE:2: optimizer.name: \"sgd\" is not one of adamw, adam, adafactor");
   EXPECT_EQ(refusal("[attention]\nblock = x\n"),
-            "FILE: attention.block: \"x\" is not a whole number");
+            "FILE:2: attention.block: \"x\" is not a whole number");
   EXPECT_EQ(refusal("", {{"model.size", "huge"}}),
             "model.size: \"huge\" is not one of tiny, base, lm_base, lm_big");
 }
 
 TEST(ReadConfig, MalformedFilesAreRefused) {
   EXPECT_EQ(refusal("[train]\nsteps = 1\nbatch = 2\nsteps = 3\n"),
-            "FILE: train.steps is stated twice");
+            "FILE:4: train.steps is stated twice; the first time in line 2");
   EXPECT_EQ(refusal("[model]\nlayers = 1\n[train]  # here\nsteps = 1\n"),
             "FILE: [train]: a section's name stands alone on its line");
   EXPECT_EQ(refusal("[task]\ndata = my folder\n"),
-            "FILE: task.data: expected one value, found 2; quote a value that holds spaces or "
+            "FILE:2: task.data: expected one value, found 2; quote a value that holds spaces or "
             "commas");
   EXPECT_THROW(read_config("/nowhere/at/all.ini", {}), UsageError);
   EXPECT_THROW(read_config("/", {}), UsageError);
@@ -307,9 +334,9 @@ TEST(Include, SaysWhatIsWrongAndWhere) {
             "none.ini: cannot be read; expected a configuration file, which c.ini includes");
   folder.write("b.ini", "[train]\nstep = 1\n");
   EXPECT_EQ(folder.refusal(folder.write("c.ini", "include = b.ini\n")),
-            "b.ini: unknown key train.step; did you mean train.steps?");
+            "b.ini:2: unknown key train.step; did you mean train.steps?");
   EXPECT_EQ(folder.refusal(folder.write("c.ini", "[train]\ninclude = b.ini\n")),
-            "c.ini: unknown key train.include");
+            "c.ini:2: unknown key train.include");
 }
 
 // Any value that the field may hold.
