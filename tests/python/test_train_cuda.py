@@ -1,13 +1,18 @@
-"""Training on a GPU: captured steps equal plain ones to the bit, and a resumed run an uninterrupted one.
-Skipped where there is none."""
+"""Training on a GPU: captured steps equal plain ones to the bit, a resumed run an uninterrupted one,
+and no step waits for the device. Skipped where there is none."""
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 import torch
-from train_program import CHANCE, Settings, log_text, sort_task, text_task, train
+from cli_program import PROGRAM
+from train_program import (CHANCE, Settings, checkpoints, command, failed, log_text, sort_task,
+                           tensors, text_task, train)
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -43,3 +48,53 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path) -> None:
     lines = [line for line in log_text(tmp_path / "whole").splitlines() if '"step":10' not in line]
     parts = [line for line in log_text(tmp_path / "parts").splitlines() if '"step":10' not in line]
     assert lines == parts
+
+
+@pytest.mark.parametrize("graph", ["true", "false"])
+def test_a_loss_that_explodes_leaves_the_last_good_state(tmp_path: Path, graph: str) -> None:
+    """The checkpoint is that of a run that ends one step before."""
+    settings = on_gpu(sort_task(**CHANCE), **{
+        "optimizer.rate": 1e7, "optimizer.clip": 0, "optimizer.warmup": 16, "train.graph": graph,
+        "train.steps": 200, "train.log_every": 50, "train.save_every": 1000})
+    message = failed(tmp_path / "run", settings)
+    good = int(message.removeprefix("step ").split(":")[0]) - 1
+    assert good >= 4  # some are replayed
+    (saved,) = checkpoints(tmp_path / "run")
+    assert saved.stem == f"step-{good:08d}"
+    train(tmp_path / "short", settings | {"train.steps": good})
+    state, expected = tensors(saved), tensors(checkpoints(tmp_path / "short")[-1])
+    assert state.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert state[name].equal(tensor) or name.startswith("report/"), name
+
+
+@pytest.fixture(scope="module")
+def wait_counter(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The library that counts a program's waits for the device."""
+    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
+    library = tmp_path_factory.mktemp("library") / "wait_counter.so"
+    subprocess.run([compiler, "-std=c++20", "-O1", "-shared", "-fPIC", "-o", library,
+                    Path(__file__).with_name("wait_counter.cpp"), "-ldl"], check=True)
+    return library
+
+
+def waits(folder: Path, settings: Settings, library: Path) -> int:
+    """How often a training waits for the device."""
+    counts = folder.with_suffix(".waits")
+    subprocess.run([PROGRAM, *command(folder, settings)], check=True, stdout=subprocess.DEVNULL,
+                   env=os.environ | {"LD_PRELOAD": str(library), "WAIT_COUNTS": str(counts)})
+    return int(counts.read_text())
+
+
+@pytest.mark.parametrize("graph", ["true", "false"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_step_waits_for_the_device(tmp_path: Path, wait_counter: Path, kind: str,
+                                      graph: str) -> None:
+    """Loading, capturing, the last report, evaluating and saving do wait; 40 steps more do not."""
+    settings = on_gpu(text_task(tmp_path / "text"), **{
+        "attention.kind": kind, "train.graph": graph, "train.precision": "bf16",
+        "train.log_every": 1000, "train.save_every": 1000})
+    few = waits(tmp_path / "few", settings | {"train.steps": 20}, wait_counter)
+    many = waits(tmp_path / "many", settings | {"train.steps": 60}, wait_counter)
+    assert few > 0  # the counter counts
+    assert many == few
