@@ -3,6 +3,7 @@
 #include <atomic>
 
 #include "kernels/cuda/attention_fwd_sorting.cuh"
+#include "kernels/cuda/written.h"
 
 namespace sinkhorn::cuda {
 namespace {
@@ -62,6 +63,18 @@ int clusters_at_once() {
   return count;
 }
 
+// All results, and all sorted blocks that are kept: both are stored by bulk.
+void tell_stored(const AttentionCall& p, Stream stream) {
+  constexpr int64_t kNumber = 2;  // bytes
+  const int64_t out = (p.batch - 1) * p.out.batch + (p.heads - 1) * p.out.head +
+                      (p.queries - 1) * p.out.token + p.width;
+  const int64_t kept = p.keeps_sorted ? int64_t{p.batch} * p.heads * p.rows * p.block * p.width : 0;
+  const auto bytes = [](int64_t numbers) { return static_cast<size_t>(numbers * kNumber); };
+  tell_written(
+      {{p.out.data, bytes(out)}, {p.sorted_key, bytes(kept)}, {p.sorted_value, bytes(kept)}},
+      static_cast<cudaStream_t>(stream));
+}
+
 }  // namespace
 
 int sorting_clusters(const AttentionCall& call) {
@@ -82,6 +95,7 @@ void launch_attention_fwd_sorting(const AttentionCall& call, Stream stream) {
     launch.config.gridDim = dim3(static_cast<unsigned>(clusters * F::kCtas));
     check(cudaLaunchKernelEx(&launch.config, attention_fwd_sorting_kernel<F>, call, maps), kName);
   });
+  tell_stored(call, stream);
 }
 
 }  // namespace sinkhorn::cuda
