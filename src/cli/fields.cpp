@@ -91,7 +91,8 @@ std::string parse_text(const Field& field, const std::string& text, const std::s
 Fields task_fields(tasks::TaskConfig& task) {
   return {
       {"task.name", &task.name, "what to learn", tasks::task_names()},
-      {"task.data", &task.data, "folder or file of the data, as its publisher lays it out; required but by sort and recall"},
+      {"task.data", &task.data,
+       "folder or file of the data, as its publisher lays it out; required but by sort and recall"},
       {"task.cache", &task.cache,
        "folder for token files and vocabularies; empty: the user's cache"},
       {"task.tokens",
@@ -315,7 +316,8 @@ Fields attention_fields(const std::string& section, nn::AttentionConfig& attenti
 
 Fields choice_fields(Choices& choices) {
   const std::vector<std::string> presets = {"default", "windowed", "prefix", "paper"};
-  const std::string preset_help = "a named combination, which the other keys override; none: default";
+  const std::string preset_help =
+      "a named combination, which the other keys override; none: default";
   return {
       {"model.size",
        &choices.size,

@@ -201,8 +201,8 @@ int run_generate(GenerateOptions& options, const Overrides& overrides) {
 }
 
 void add_prompt_options(CLI::App& app, GenerateOptions& options) {
-  CLI::Option* prompt =
-      app.add_option("--prompt", options.request.prompt, "text, or numbers, to go on from; none: begin anew");
+  CLI::Option* prompt = app.add_option("--prompt", options.request.prompt,
+                                       "text, or numbers, to go on from; none: begin anew");
   CLI::Option* file = app.add_option("--prompt-file", options.prompt_file,
                                      "the prompt in a file, in place of --prompt");
   CLI::Option* input =
@@ -227,7 +227,8 @@ void add_length_options(CLI::App& app, GenerateOptions& options) {
                  "tokens to make at most; default: 256 for texts")
       ->type_name("INT")
       ->check(at_least(1));
-  app.add_option("--stop", request.stop_texts, "end before this text; may be given again; none: where the model ends")
+  app.add_option("--stop", request.stop_texts,
+                 "end before this text; may be given again; none: where the model ends")
       ->type_name("TEXT")
       ->allow_extra_args(false);
   app.add_flag("--ignore-end", request.ignore_end, "go on where the model ends a text");

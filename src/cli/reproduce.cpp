@@ -167,8 +167,9 @@ Command add_reproduce(CLI::App& program) {
   app->add_option("--rows", o.rows, "rows to train, by the names of their files; all if not given")
       ->type_name("ROW,...")
       ->delimiter(',');
-  app->add_option("--variants", o.variants,
-                  "of a table whose columns are trainings of their own: those to train; default: all")
+  app->add_option(
+         "--variants", o.variants,
+         "of a table whose columns are trainings of their own: those to train; default: all")
       ->type_name("NAME,...")
       ->delimiter(',');
   app->add_option("--data", o.data,

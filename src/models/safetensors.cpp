@@ -115,7 +115,7 @@ class Mapping {
   explicit Mapping(const fs::path& path) {
     // O_NONBLOCK: a pipe is refused below rather than waited for.
     const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    struct stat status {};
+    struct stat status{};
     if (descriptor < 0 || ::fstat(descriptor, &status) != 0) fail_system(path, descriptor);
     if (!S_ISREG(status.st_mode)) {
       ::close(descriptor);
@@ -158,8 +158,7 @@ at::Tensor tensor_of(const StoredTensor& stored, const std::shared_ptr<Mapping>&
     std::memcpy(copy.mutable_data_ptr(), data, stored.end - stored.begin);
     return copy;
   }
-  return at::from_blob(
-      data, stored.shape, [file](void*) {}, at::TensorOptions(type));
+  return at::from_blob(data, stored.shape, [file](void*) {}, at::TensorOptions(type));
 }
 
 }  // namespace

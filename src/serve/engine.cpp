@@ -54,8 +54,10 @@ Engine::Engine(train::OpenRun run, const EngineOptions& options)
 void Engine::check_open(size_t waiting) const {
   if (closed_) throw ending();
   if (static_cast<int64_t>(waiting) < options_.queue) return;
-  throw Refusal(429, std::to_string(waiting) + " requests wait already, with some text or all; try again later", "",
-                kBusyCode);
+  throw Refusal(
+      429,
+      std::to_string(waiting) + " requests wait already, with some text or all; try again later",
+      "", kBusyCode);
 }
 
 std::shared_ptr<Job> Engine::submit(Asked asked) {

@@ -22,7 +22,7 @@ inline constexpr char kExportModel[] = "model.safetensors", kExportConfig[] = "c
                       kExportTokenizer[] = "tokenizer.model";
 
 struct ExportOptions {
-  RunConfig config;  // of the run; its folder is config.train.run
+  RunConfig config;                   // of the run; its folder is config.train.run
   std::string checkpoint = "newest";  // or "best"
   std::filesystem::path out;
   std::string type = "float32";  // of the matrices: float32, bf16, fp16

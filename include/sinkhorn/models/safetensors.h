@@ -1,5 +1,6 @@
-// Tensors in a file in the safetensors format: an 8-byte length, a JSON header, the bytes. Reading is
-// memory-mapped; a truncated, overlapping or foreign file is refused with its name and the reason.
+// Tensors in a file in the safetensors format: an 8-byte length, a JSON header, the bytes. Reading
+// is memory-mapped; a truncated, overlapping or foreign file is refused with its name and the
+// reason.
 #pragma once
 
 #include <ATen/core/Tensor.h>
