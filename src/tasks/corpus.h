@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -16,6 +17,7 @@ namespace sinkhorn::tasks {
 enum class Split { kTrain, kValid, kTest };
 constexpr std::array<Split, 3> kSplits{Split::kTrain, Split::kValid, Split::kTest};
 constexpr std::array<const char*, 3> kSplitNames{"train", "valid", "test"};
+using SplitCounts = std::array<int64_t, 3>;  // of each split
 
 // One file of a split, or a range of its bytes.
 struct Source {
@@ -41,6 +43,7 @@ using ItemSink = std::function<void(const Item&)>;
 using Format = void (*)(const Source&, const ItemSink&);
 
 int64_t total_bytes(const std::vector<Source>& files);
+void add_note(std::string& notes, const std::string& note);  // "first; second"
 
 struct Corpus {
   std::string name;
@@ -50,15 +53,19 @@ struct Corpus {
   bool joined = false;                   // items run on from one source to the next
   std::vector<std::string> labels = {};  // the classes, where there are any
   bool labels_fixed = false;             // by the publisher, whatever training holds
-  std::array<int64_t, 3> full_size =
-      {};                   // items the publisher offers (training with held-out); 0: unknown
-  std::string note = "";    // what stands in for what
-  std::string remedy = "";  // where a split set aside may come out empty: what helps
+  SplitCounts full_size = {};  // items the publisher offers (training with held-out); 0: unknown
+  std::string note = "";       // what stands in for what, what is not read
+  std::string remedy = "";     // where a split set aside may come out empty: what helps
 
   void read(Split split, const ItemSink& sink) const;
   void add_to(Key& key, Split split) const;
   std::string describe(Split split) const;  // the files it is read from, in a few words
 };
+
+// The items of a split as full_size counts them, where they are not those that are published.
+std::optional<int64_t> subset_size(const Corpus& corpus, Split split, const SplitCounts& items);
+// Which splits are subsets ("train is a subset: 3 of 5"), and the corpus's own note.
+std::string caveats(const Corpus& corpus, const SplitCounts& items);
 
 // What is refused of readable data.
 void settle_labels(Corpus& corpus);  // those of training, if none are given; one is no choice

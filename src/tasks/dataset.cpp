@@ -25,24 +25,19 @@ std::string Dataset::note() const {
   // How a running text is cut into items is nobody's business: it is told in tokens.
   const bool running = corpus.format == read_text;
   std::string text = corpus.name + ":";
-  std::string subsets;
+  SplitCounts items{};
   for (size_t i = 0; i < 3; ++i) {
-    const int64_t count = running ? splits[i]->tokens() : splits[i]->size();
+    items[i] = splits[i]->size();
+    const int64_t count = running ? splits[i]->tokens() : items[i];
     text += (i == 0 ? " " : ", ") + std::to_string(count) + " " + kSplitNames[i];
     if (i == 1 && corpus.held_out) text += " (held out of training)";
-    const int64_t found = splits[i]->size() + (i == 0 && corpus.held_out ? splits[1]->size() : 0);
-    const int64_t full = corpus.full_size[i];
-    if (full > 0 && found != full) {
-      subsets += std::string("; ") + kSplitNames[i] +
-                 (corpus.name == "LM1B" ? " is a stand-in or subset: " : " is a subset: ") +
-                 std::to_string(found) + " of " + std::to_string(full);
-    }
   }
   text += running                           ? " tokens"
           : corpus.format == read_sentences ? " sentences"
           : corpus.format == read_images    ? " images"
                                             : " examples";
-  return text + subsets + (corpus.note.empty() ? "" : "; " + corpus.note);
+  add_note(text, caveats(corpus, items));
+  return text;
 }
 
 int64_t Dataset::tokens() const {
@@ -70,11 +65,12 @@ std::shared_ptr<const Tokenizer> open_tokenizer(const TaskConfig& config, const 
   if (!config.tokenizer.empty()) return load_pieces(config.tokenizer);
   const int64_t vocab = config.vocab > 0 ? config.vocab : default_vocab;
   Key key;
-  corpus.add_to(key, Split::kTrain);
-  const Path model = cache_folder(config.cache) / ("pieces-" + key.add(vocab).hex() + ".model");
+  corpus.add_to(key.add(kPiecesVersion).add(vocab), Split::kTrain);
+  const Path model = cache_folder(config.cache) / ("pieces-" + key.hex() + ".model");
   try {
     return load_pieces(model);
   } catch (const Error&) {  // not there yet, or damaged
+    remove_leftovers(model.parent_path(), "pieces-");
     train_pieces(corpus, vocab, model);
   }
   return load_pieces(model);

@@ -1,16 +1,20 @@
 #include "tasks/files.h"
 
 #include <fcntl.h>
+#include <signal.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <istream>
+#include <optional>
 
 #include "sinkhorn/error.h"
 #include "tasks/random.h"
@@ -23,7 +27,8 @@ void fail(const Path& file, int64_t line, const std::string& what) {
 }
 
 MappedFile::MappedFile(const Path& path) {
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  // A pipe without a writer would be waited for.
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) fail(path, 0, std::string("cannot be opened: ") + std::strerror(errno));
   struct stat info{};
   const bool readable = ::fstat(fd, &info) == 0 && S_ISREG(info.st_mode);
@@ -220,7 +225,63 @@ Path cache_folder(const std::string& configured) {
   return folder;
 }
 
-Path beside(const Path& path) { return path.string() + ".tmp-" + std::to_string(::getpid()); }
+namespace {
+
+constexpr std::string_view kTemporary = ".tmp-", kIndexEnding = ".index";
+
+// The process that a name of beside() speaks of.
+std::optional<pid_t> writer_of(std::string_view name) {
+  const size_t at = name.rfind(kTemporary);
+  if (at == name.npos) return std::nullopt;
+  const char* end = name.data() + name.size();
+  pid_t pid = 0;
+  const auto [rest, error] = std::from_chars(name.data() + at + kTemporary.size(), end, pid);
+  return error == std::errc() && rest == end && pid > 0 ? std::optional(pid) : std::nullopt;
+}
+
+bool is_leftover(const Path& temporary, pid_t writer) {
+  if (::kill(writer, 0) == 0 || errno != ESRCH) return false;
+  const int fd = ::open(temporary.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+  if (fd < 0) return errno == ENOENT;  // it was renamed, what stood beside it was not removed
+  const bool free = ::flock(fd, LOCK_EX | LOCK_NB) == 0;
+  ::close(fd);
+  return free;
+}
+
+}  // namespace
+
+Path beside(const Path& path) {
+  return path.string().append(kTemporary) + std::to_string(::getpid());
+}
+
+Path index_of(const Path& temporary) { return temporary.string().append(kIndexEnding); }
+
+WriteLock::WriteLock(const Path& temporary)
+    : fd_(::open(temporary.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW)) {
+  // Where a file system has no locks remove_leftovers() gets none either, and removes nothing.
+  if (fd_ >= 0) ::flock(fd_, LOCK_SH | LOCK_NB);
+}
+
+WriteLock::~WriteLock() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+void remove_leftovers(const Path& folder, std::string_view prefix) {
+  std::error_code error;  // ignored: what cannot be removed stays
+  std::vector<Path> found;
+  fs::directory_iterator entry(folder.empty() ? Path(".") : folder, error);
+  for (; !error && entry != fs::directory_iterator(); entry.increment(error)) {
+    std::string name = entry->path().filename().string();
+    if (name.ends_with(kIndexEnding)) name.resize(name.size() - kIndexEnding.size());
+    const auto writer = name.starts_with(prefix) ? writer_of(name) : std::nullopt;
+    const Path temporary = folder / name;
+    if (writer && is_leftover(temporary, *writer)) found.push_back(temporary);
+  }
+  for (const Path& temporary : found) {
+    fs::remove(temporary, error);
+    fs::remove(index_of(temporary), error);
+  }
+}
 
 std::string join(const std::vector<std::string>& words) {
   std::string text;

@@ -74,6 +74,24 @@ Path cache_folder(const std::string& configured);
 
 // A name beside `path` that no other process uses, to be renamed to it.
 Path beside(const Path& path);
+Path index_of(const Path& temporary);  // of a second file, needed until the first is whole
+
+// Says that a file named by beside() is still written, also to processes of other machines and
+// containers, to whom the number in its name says nothing.
+class WriteLock {
+ public:
+  explicit WriteLock(const Path& temporary);
+  ~WriteLock();
+  WriteLock(const WriteLock&) = delete;
+  WriteLock& operator=(const WriteLock&) = delete;
+
+ private:
+  int fd_;
+};
+
+// Removes files named by beside(), and their indices, that a process which was killed has left in a
+// folder; only those whose names begin with `prefix`.
+void remove_leftovers(const Path& folder, std::string_view prefix);
 
 // "a, b or c".
 std::string join(const std::vector<std::string>& words);

@@ -36,11 +36,11 @@ void stand_in(Corpus& corpus, bool from_training) {
   } else if (test.empty()) {
     test = valid;
     corpus.full_size[2] = corpus.full_size[1];
-    corpus.note = "test is the validation split";
+    add_note(corpus.note, "test is the validation split");
   } else if (valid.empty() && !corpus.held_out) {
     valid = test;
     corpus.full_size[1] = corpus.full_size[2];
-    corpus.note = "validation is the test split";
+    add_note(corpus.note, "validation is the test split");
   }
 }
 
@@ -50,7 +50,8 @@ Corpus open_layout(const Layout& layout, const Path& root, bool from_training) {
                 .held_out = layout.held_out,
                 .labels = layout.labels,
                 .labels_fixed = !layout.labels.empty(),
-                .full_size = layout.full_size};
+                .full_size = layout.full_size,
+                .note = layout.note};
   const auto missing = [&](const Part& part) {
     fail(root / part.pattern, 0,
          "missing; expected " + layout.name + " as published at " + layout.page);
@@ -206,6 +207,32 @@ int64_t total_bytes(const std::vector<Source>& files) {
   return total;
 }
 
+void add_note(std::string& notes, const std::string& note) {
+  if (!notes.empty() && !note.empty()) notes += "; ";
+  notes += note;
+}
+
+std::optional<int64_t> subset_size(const Corpus& corpus, Split split, const SplitCounts& items) {
+  const auto at = static_cast<size_t>(split);
+  const int64_t held_out = split == Split::kTrain && corpus.held_out ? items[1] : 0;
+  const int64_t found = items[at] + held_out, full = corpus.full_size[at];
+  return full > 0 && found != full ? std::optional(found) : std::nullopt;
+}
+
+std::string caveats(const Corpus& corpus, const SplitCounts& items) {
+  const std::string is = corpus.name == "LM1B" ? " is a stand-in or subset: " : " is a subset: ";
+  std::string notes;
+  for (const Split split : kSplits) {
+    if (const auto found = subset_size(corpus, split, items)) {
+      const auto at = static_cast<size_t>(split);
+      add_note(notes, kSplitNames[at] + is + std::to_string(*found) + " of " +
+                          std::to_string(corpus.full_size[at]));
+    }
+  }
+  add_note(notes, corpus.note);
+  return notes;
+}
+
 Corpus find_corpus(const TaskConfig& config) {
   const std::string &task = config.name, &data = config.data;
   if (!config.valid.empty() && config.valid != "train") {
@@ -219,7 +246,11 @@ Corpus find_corpus(const TaskConfig& config) {
     throw UsageError("task.data: empty; expected the folder of task " + task + "'s data");
   }
   std::error_code error;
-  if (!fs::exists(data, error)) fail(data, 0, "no such file or folder; expected task.data there");
+  const fs::file_status status = fs::status(data, error);
+  if (!fs::exists(status)) fail(data, 0, "no such file or folder; expected task.data there");
+  if (!fs::is_regular_file(status) && !fs::is_directory(status)) {
+    fail(data, 0, "is neither a file nor a folder; expected task.data there");
+  }
   Path root = fs::absolute(data).lexically_normal();
   if (root.filename().empty()) root = root.parent_path();  // a trailing slash
   const bool from_training = config.valid == "train";

@@ -190,8 +190,8 @@ void read_images(const Source& source, const ItemSink& sink) {
     const std::string_view record = bytes.substr(i * kRecord, kRecord);
     if (const int label = static_cast<unsigned char>(record[0]); label > 9) {
       fail(source.file, 0,
-           "image " + std::to_string(i) + " has label " + std::to_string(label) +
-               "; expected 0 to 9");
+           "image " + std::to_string(i + 1) + " of " + std::to_string(bytes.size() / kRecord) +
+               " has label " + std::to_string(label) + "; expected 0 to 9");
     }
     for (size_t pixel = 0; pixel < kPixels; ++pixel) {
       for (size_t color = 0; color < 3; ++color) {
@@ -239,13 +239,29 @@ bool is_word(std::string_view text, std::string_view word) {
   return std::equal(text.begin(), text.end(), word.begin(), word.end(), same);
 }
 
-std::optional<Columns> header_columns(const std::vector<std::string_view>& fields) {
+// The columns that a first line names. One that names only the label or only the text is refused:
+// it is a header with other words beside (category, text) more often than an example, and read as
+// one it would add a class "category". An example whose whole text, or class, is such a word can
+// still be had: below a header.
+std::optional<Columns> header_columns(const std::vector<std::string_view>& fields, const Path& file,
+                                      int64_t number) {
   std::optional<size_t> label, text;
   for (size_t i = 0; i < fields.size(); ++i) {
     if (is_word(fields[i], "label")) label = i;
     if (is_word(fields[i], "text") || is_word(fields[i], "sentence")) text = i;
   }
-  if (!label || !text) return std::nullopt;
+  if (!label && !text) return std::nullopt;
+  if (!label || !text) {
+    constexpr size_t kNamed = 5;
+    std::string names;
+    for (size_t i = 0; i < std::min(fields.size(), kNamed); ++i) {
+      names += (i == 0 ? "" : ", ") + quoted(trimmed(fields[i]));
+    }
+    fail(file, number,
+         "found columns " + names + (fields.size() > kNamed ? ", ..." : "") +
+             "; expected a header with label and text (or sentence), also above data that begins " +
+             "with one of these words");
+  }
   return Columns{*label, *text, fields.size()};
 }
 
@@ -307,7 +323,7 @@ void read_tsv(const Source& source, const ItemSink& sink) {
     if (blank(line)) return;
     const std::vector<std::string_view> fields = split_tabs(line);
     if (std::exchange(first, false)) {
-      if (const auto named = header_columns(fields)) {
+      if (const auto named = header_columns(fields, source.file, number)) {
         columns = *named;
         return;
       }

@@ -77,7 +77,8 @@ const std::vector<Layout>& layouts() {
        false,
        verdicts,
        {392702, 9815, 0},
-       {{kTrain, "multinli_1.0_train.jsonl"}, {kValid, "multinli_1.0_dev_matched.jsonl"}}},
+       {{kTrain, "multinli_1.0_train.jsonl"}, {kValid, "multinli_1.0_dev_matched.jsonl"}},
+       "of dev the matched part is used, the mismatched is not read"},
   };
   return all;
 }

@@ -1,7 +1,6 @@
 // Where each publisher puts which file: one table serves the readers and `sinkhorn data check`.
 #pragma once
 
-#include <array>
 #include <optional>
 #include <string>
 #include <vector>
@@ -22,8 +21,9 @@ struct Layout {
   Format format;
   bool held_out;  // no validation files are published: some of training is held out
   std::vector<std::string> labels;
-  std::array<int64_t, 3> full_size;
+  SplitCounts full_size;
   std::vector<Part> parts;
+  std::string note = "";  // what of it is not read
 };
 
 const std::vector<Layout>& layouts();

@@ -4,8 +4,10 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace sinkhorn::tasks {
@@ -126,8 +128,22 @@ std::unique_ptr<Task> make_task(const TaskConfig& config);
 
 // `sinkhorn data check`: what is there, what is missing, and where the publisher offers it.
 struct DataReport {
-  bool complete = false;  // every split can be read; the lines say what is a subset
-  std::vector<std::string> lines;
+  struct SplitFound {
+    std::string name;                 // train, valid, test
+    int64_t files = 0;                // none: held out of training
+    std::optional<int64_t> items;     // none: not read to the end, or a running text
+    std::optional<int64_t> bytes;     // of a running text
+    std::optional<int64_t> expected;  // items as published (training with what is held out of it)
+    bool subset = false;              // there are not as many as expected
+    std::vector<std::pair<std::string, int64_t>> labels;  // items of each class
+  };
+
+  bool complete = false;  // every split can be read; the lines and the note say what is a subset
+  std::vector<std::string> lines = {};  // all of it, for a person
+  std::string name = "", page = "";     // of the data set, where it is known which; its publisher's
+  std::string note = "";                // what is a subset or stands in for what
+  std::string error = "";               // why it is not complete
+  std::vector<SplitFound> splits = {};  // none where they are generated
 };
 DataReport check_data(const TaskConfig& config);
 

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <fstream>
 #include <future>
+#include <optional>
 #include <thread>
 
 #include "sinkhorn/error.h"
@@ -74,12 +75,10 @@ int64_t count_words(std::string_view text) {
 class Writer {
  public:
   Writer(const Path& path, const StoreSettings& settings, const Corpus& corpus)
-      : path_(path),
-        index_path_(path.string() + ".index"),
-        encode_(settings.encode),
-        corpus_(corpus) {
+      : path_(path), index_path_(index_of(path)), encode_(settings.encode), corpus_(corpus) {
     header_.width = settings.vocab <= 65536 ? 2 : 4;
     out_.open(path_, std::ios::binary | std::ios::trunc);
+    lock_.emplace(path_);
     index_.open(index_path_, std::ios::binary | std::ios::in | std::ios::out | std::ios::trunc);
     append(&header_, sizeof header_);
   }
@@ -171,6 +170,7 @@ class Writer {
   const Encoder& encode_;
   const Corpus& corpus_;
   std::ofstream out_;
+  std::optional<WriteLock> lock_;
   std::fstream index_;
   Header header_;
   std::vector<Pending> pending_;
@@ -217,6 +217,7 @@ std::shared_ptr<const TokenStore> open_store(const Corpus& corpus, Split split,
   for (const std::string& label : corpus.labels) key.add(label);
   const Path path = settings.cache / ("tokens-" + key.hex() + ".bin");
   if (auto cached = open_cached(path)) return cached;
+  remove_leftovers(settings.cache, "tokens-");
   Writer writer(beside(path), settings, corpus);
   corpus.read(split, [&](const Item& item) { writer.add(item); });
   check_items(corpus, split, writer.finish(path));

@@ -56,7 +56,10 @@ class PieceTokenizer final : public Tokenizer {
     const std::string bytes(file.bytes());
     if (bytes.empty()) fail(model, 0, "the file is empty; expected a SentencePiece model");
     if (const auto status = pieces_.LoadFromSerializedProto(bytes); !status.ok()) {
-      fail(model, 0, "is no SentencePiece model: " + reason(status));
+      fail(
+          model, 0,
+          "is no SentencePiece model, or a damaged one; expected what `sinkhorn tokenizer train` " +
+              std::string("or spm_train writes"));
     }
     if (pieces_.pad_id() != kPad || pieces_.bos_id() != kBegin || pieces_.eos_id() != kEnd) {
       fail(model, 0,
@@ -103,24 +106,27 @@ class PieceTokenizer final : public Tokenizer {
   bool adds_space_ = false;
 };
 
-constexpr size_t kSampleSize = 1'000'000;  // sentences
-constexpr size_t kSentenceBytes = 4000;    // longer ones are cut: the trainer would drop them
-constexpr size_t kBytesPerPiece = 16384;   // of text: a small vocabulary is soon known
+constexpr size_t kSampleSize = 1'000'000;         // sentences
+constexpr size_t kSampleBytes = size_t{1} << 28;  // held at once, however large the data is
+constexpr size_t kSentenceBytes = 4000;   // longer ones are cut: the trainer would drop them
+constexpr size_t kBytesPerPiece = 16384;  // of text: a small vocabulary is soon known
 
-// A uniform sample of the training split, each text behind a space as encode() puts it.
-std::vector<std::string> sample(const Corpus& corpus) {
-  std::vector<std::string> reservoir;
-  Random random(0x5a3c1e);
-  uint64_t seen = 0;
-  const auto offer = [&](std::string_view text) {
+// A uniform sample of what is offered, in its order, that never holds more than it may: a sentence
+// is kept while its hash lies below a bound, which is halved whenever there are too many.
+class Sample {
+ public:
+  explicit Sample(size_t most_bytes) : most_bytes_(most_bytes) {}
+
+  // Behind a space, as encode() puts it.
+  void offer(std::string_view text) {
     if (text.empty()) return;
-    const uint64_t slot = seen < kSampleSize ? seen : random() % (seen + 1);
-    ++seen;
-    if (slot >= kSampleSize) return;
-    if (slot == reservoir.size()) reservoir.emplace_back();
-    reservoir[slot].assign(1, ' ').append(text);
-  };
-  const auto offer_cut = [&](std::string_view text) {
+    const uint64_t hash = mix64(kSeed + seen_++);
+    if (hash > bound_) return;
+    kept_.push_back({hash, std::string(1, ' ').append(text)});
+    bytes_ += kept_.back().text.size();
+    while (kept_.size() > kSampleSize || (bytes_ > most_bytes_ && kept_.size() > 1)) thin_out();
+  }
+  void offer_cut(std::string_view text) {
     while (text.size() > kSentenceBytes) {
       size_t cut = text.rfind(' ', kSentenceBytes);
       if (cut == text.npos || cut == 0) cut = kSentenceBytes;
@@ -129,22 +135,42 @@ std::vector<std::string> sample(const Corpus& corpus) {
       text.remove_prefix(cut);
     }
     offer(text);
-  };
-  corpus.read(Split::kTrain, [&](const Item& item) {
-    offer_cut(item.text);
-    offer_cut(item.pair);
-  });
-  return reservoir;
-}
+  }
+  std::vector<std::string> take() && {
+    std::vector<std::string> texts;
+    texts.reserve(kept_.size());
+    for (Kept& one : kept_) texts.push_back(std::move(one.text));
+    return texts;
+  }
 
-// Sentences evenly spread over all, as many as fit.
-std::vector<std::string> thin_out(std::vector<std::string> all, size_t most_bytes) {
-  size_t bytes = 0;
-  for (const std::string& sentence : all) bytes += sentence.size();
-  const size_t step = bytes / std::max<size_t>(most_bytes, 1) + 1;
-  std::vector<std::string> kept;
-  for (size_t i = 0; i < all.size(); i += step) kept.push_back(std::move(all[i]));
-  return kept;
+ private:
+  static constexpr uint64_t kSeed = 0x5a3c1e;
+  struct Kept {
+    uint64_t hash;
+    std::string text;
+  };
+  void thin_out() {
+    bound_ /= 2;
+    std::erase_if(kept_, [&](const Kept& one) {
+      const bool drop = one.hash > bound_;
+      if (drop) bytes_ -= one.text.size();
+      return drop;
+    });
+  }
+
+  size_t most_bytes_, bytes_ = 0;
+  uint64_t seen_ = 0, bound_ = UINT64_MAX;
+  std::vector<Kept> kept_;
+};
+
+// Of the training split.
+std::vector<std::string> sample(const Corpus& corpus, int64_t vocab) {
+  Sample sample(std::min(kSampleBytes, static_cast<size_t>(vocab) * kBytesPerPiece));
+  corpus.read(Split::kTrain, [&](const Item& item) {
+    sample.offer_cut(item.text);
+    sample.offer_cut(item.pair);
+  });
+  return std::move(sample).take();
 }
 
 class Sentences final : public sentencepiece::SentenceIterator {
@@ -186,7 +212,7 @@ void train_pieces(const Corpus& corpus, int64_t vocab, const Path& model) {
   if (std::filesystem::exists(model) && !std::filesystem::is_regular_file(model)) {
     fail(model, 0, "is not a file; expected one, or a new name, for the tokenizer");
   }
-  Sentences sentences(thin_out(sample(corpus), static_cast<size_t>(vocab) * kBytesPerPiece));
+  Sentences sentences(sample(corpus, vocab));
   if (sentences.done()) throw Error(corpus.name + ": no text to train a tokenizer on");
   const std::unordered_map<std::string, std::string> options{
       {"vocab_size", std::to_string(vocab)},
@@ -205,8 +231,10 @@ void train_pieces(const Corpus& corpus, int64_t vocab, const Path& model) {
   std::string bytes;
   const auto status = sentencepiece::SentencePieceTrainer::Train(options, &sentences, &bytes);
   if (!status.ok()) refuse_pieces(corpus.name, vocab, reason(status));
+  remove_leftovers(model.parent_path(), model.filename().string());
   const Path temporary = beside(model);
   std::ofstream out(temporary, std::ios::binary);
+  const WriteLock lock(temporary);
   out.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
   out.close();
   if (!out) fail(temporary, 0, "cannot be written; expected a folder with room");

@@ -30,6 +30,9 @@ std::unique_ptr<Tokenizer> make_byte_tokenizer();
 // A SentencePiece model. It must keep ids 0, 1, 2 for padding, begin and end, as ours do.
 std::unique_ptr<Tokenizer> load_pieces(const Path& model);
 
+// Counts up whenever train_pieces() makes another model of the same text: caches hold older ones.
+inline constexpr int64_t kPiecesVersion = 2;
+
 // Trains SentencePiece (unigram, byte fallback: nothing is lost) on a sample of the training split
 // and writes the model whole or not at all.
 void train_pieces(const Corpus& corpus, int64_t vocab, const Path& model);

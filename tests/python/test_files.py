@@ -1,4 +1,5 @@
-"""What a run folder holds, read back with the packages others use: safetensors, tensorboard."""
+"""What other programs read: a run folder, with the packages others use (safetensors, tensorboard), and
+the JSON of `data check`."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 import support
 import torch
+from cli_program import output, run as run_program
 
 safe_open = pytest.importorskip("safetensors").safe_open
 EVENTS = "tensorboard.backend.event_processing"
@@ -71,3 +73,52 @@ def test_event_files_begin_with_their_version(run: Path) -> None:
         first = next(iter(EventFileLoader(str(path)).Load()))
         assert first.file_version == "brain.Event:2"
         assert abs(first.wall_time - path.stat().st_mtime) < 60
+
+
+def test_data_check_of_a_subset(tmp_path: Path) -> None:
+    folder = tmp_path / "snli_1.0"
+    folder.mkdir()
+    for split, verdicts in (("train", ["neutral", "neutral", "entailment"]), ("dev", ["neutral"])):
+        lines = [json.dumps({"gold_label": verdict, "sentence1": "a", "sentence2": "b"})
+                 for verdict in verdicts]
+        (folder / f"snli_1.0_{split}.jsonl").write_text("\n".join(lines))
+    answer = json.loads(output("data", "check", "nli", tmp_path, "--json"))
+    note = ("train is a subset: 3 of 549367; valid is a subset: 1 of 9842; test is a subset: 1 of 9842; "
+            "test is the validation split")
+    assert answer.pop("lines")[-1] == f"usable: SNLI; {note}"
+    held = {"files": 1, "items": 1, "bytes": None, "expected": 9842, "subset": True,
+            "labels": {"entailment": 0, "neutral": 1, "contradiction": 0}}
+    assert answer == {
+        "task": "nli", "data": str(tmp_path), "complete": True, "name": "SNLI",
+        "page": "https://nlp.stanford.edu/projects/snli/", "note": note, "error": "",
+        "splits": {
+            "train": {**held, "items": 3, "expected": 549367,
+                      "labels": {"entailment": 1, "neutral": 2, "contradiction": 0}},
+            "valid": held,
+            "test": held,
+        },
+    }
+
+
+def test_data_check_of_a_running_text(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("twenty bytes a line\n" * 2000)
+    answer = json.loads(output("data", "check", "text", text, "--json"))
+    assert answer["note"] == "validation and test are the last two twentieths of the text"
+    assert (answer["name"], answer["page"]) == ("text.txt", "")
+    split = {"files": 1, "items": None, "expected": None, "subset": False}
+    assert answer["splits"] == {"train": {**split, "bytes": 36000}, "valid": {**split, "bytes": 2000},
+                                "test": {**split, "bytes": 2000}}
+
+
+def test_data_check_of_what_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "train.tsv").write_text("a\tgood\nb\n")
+    (tmp_path / "valid.tsv").write_text("a\tgood\n")
+    done = run_program("data", "check", "classify", tmp_path, "--json")
+    assert done.returncode == 1
+    answer = json.loads(done.stdout)
+    assert answer["complete"] is False
+    assert answer["error"].startswith(f"{tmp_path}/train.tsv:2: found 1 columns; expected 2")
+    assert answer["lines"][-1] == "not usable: " + answer["error"]
+    assert answer["splits"]["train"] == {
+        "files": 1, "items": None, "bytes": None, "expected": None, "subset": False}

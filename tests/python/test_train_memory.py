@@ -42,13 +42,15 @@ def most_memory(process: subprocess.Popen[str]) -> int:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_a_text_is_never_held(tmp_path: Path) -> None:
+@pytest.mark.parametrize("tokens", ["bytes", "pieces"])  # pieces are trained on a sample of it
+def test_a_text_is_never_held(tokens: str, tmp_path: Path) -> None:
     found = []
     for megabytes in (16, 96):  # the tokens of eight are held while they are written down
         folder = tmp_path / str(megabytes)
         process = start(folder / "run", SMALL | {
-            "task.name": "lm", "task.data": lm1b(folder, megabytes), "task.tokens": "bytes",
-            "task.cache": folder / "cache", "task.length": 64, "train.batch": 2, "train.steps": 3})
+            "task.name": "lm", "task.data": lm1b(folder, megabytes), "task.tokens": tokens,
+            "task.vocab": 300, "task.cache": folder / "cache", "task.length": 64,
+            "train.batch": 2, "train.steps": 3})
         found.append(most_memory(process))
         assert process.returncode == 0, process.stderr.read()
-    assert found[1] - found[0] < 24 * MEGABYTE, found
+    assert abs(found[1] - found[0]) < 48 * MEGABYTE, found

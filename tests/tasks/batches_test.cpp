@@ -145,15 +145,31 @@ std::multiset<std::vector<int32_t>> rows_of(Task& task, BatchConfig batch, int64
 
 TEST_F(BatchesTest, ReadersDivideTheExamples) {
   for (Kind& kind : kinds()) {
-    if (kind.name.starts_with("lm")) continue;
+    if (kind.name.starts_with("lm")) continue;  // packed: below
     EXPECT_EQ(rows_of(*kind.task, kind.batch, 1, 0), rows_of(*kind.task, kind.batch, 3, 0))
         << kind.name;
-    if (kind.batch.rows == 0) continue;
-    // One epoch: 200 examples are 25 batches of 8, or 5 each of 5 readers.
-    if (kind.name == "classify rows") {
-      const auto whole = rows_of(*kind.task, kind.batch, 1, 25);
-      EXPECT_EQ(std::set(whole.begin(), whole.end()).size(), 200u);
-      EXPECT_EQ(whole, rows_of(*kind.task, kind.batch, 5, 5));
+  }
+}
+
+// Training by rows: what five readers see in so many batches each is what one sees in five times as
+// many; by tokens batches differ in size, and no two readers see the same.
+TEST_F(BatchesTest, ReadersDivideTraining) {
+  for (Kind& kind : kinds()) {
+    if (kind.name.starts_with("lm")) continue;
+    if (kind.batch.rows > 0) {
+      // One epoch of 200 examples is 25 batches of 8, of 150 lists some nine of 16.
+      const int each = kind.name == "classify rows" ? 5 : 1;
+      const auto whole = rows_of(*kind.task, kind.batch, 1, 5 * each);
+      EXPECT_EQ(whole, rows_of(*kind.task, kind.batch, 5, each)) << kind.name;
+      EXPECT_EQ(std::set(whole.begin(), whole.end()).size(), whole.size()) << kind.name;
+    } else {
+      const auto both = rows_of(*kind.task, kind.batch, 2, 3);
+      std::multiset<std::vector<int32_t>> longer;
+      for (const auto& row : both) {
+        if (row.size() > 4) longer.insert(row);  // short lists may be equal by chance
+      }
+      EXPECT_GT(longer.size(), 2u) << kind.name;
+      EXPECT_EQ(std::set(longer.begin(), longer.end()).size(), longer.size()) << kind.name;
     }
   }
 }
@@ -200,6 +216,32 @@ TEST_F(BatchesTest, PackingCoversAnEpochAndShiftsRight) {
     EXPECT_EQ(seen.size(), 100u);  // each once: the counts add up to 100 as well
     EXPECT_EQ(seen.count("sentence number 99 is here ."), 1u);
   }
+}
+
+// Each of several readers packs items of its own; together they read every item once.
+TEST_F(BatchesTest, ReadersDivideEvaluationOfText) {
+  write_lm(60);
+  std::string lines;
+  for (int i = 0; i < 60; ++i) lines += "test line " + std::to_string(i) + "\n";
+  write("heldout-monolingual.tokenized.shuffled/news.en.heldout-00000-of-00050", lines);
+  TaskConfig c = config("lm");
+  c.length = 13;
+  const auto task = make_task(c);
+  std::multiset<std::string> whole, parts;
+  int64_t tokens = 0;
+  for (const std::string& one : sentences(*task, target_stream(*task->eval("test", {.rows = 2})))) {
+    whole.insert(one);
+  }
+  for (int64_t rank = 0; rank < 3; ++rank) {
+    const BatchConfig batch{.rows = 2, .rank = rank, .world = 3};
+    for (const Batch& b : all_batches(*task->eval("test", batch))) tokens += b.tokens;
+    const auto own = sentences(*task, target_stream(*task->eval("test", batch)));
+    EXPECT_EQ(own.size(), 20u);
+    parts.insert(own.begin(), own.end());
+  }
+  EXPECT_EQ(whole.size(), 60u);
+  EXPECT_EQ(parts, whole);
+  EXPECT_EQ(tokens, static_cast<int64_t>(lines.size()));
 }
 
 TEST_F(BatchesTest, EvaluationCoversEveryTokenOnce) {

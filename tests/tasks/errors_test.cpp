@@ -1,5 +1,8 @@
 // What is wrong with a file is said in one line: where, what was found, what was expected.
+#include <sys/stat.h>
+
 #include "support.h"
+#include "tasks/corpus.h"
 
 namespace sinkhorn::tasks {
 namespace {
@@ -29,6 +32,21 @@ TEST_F(ErrorsTest, TwoDataSetsAtOnce) {
   EXPECT_THROW(make_task(config("sentiment")), UsageError);
 }
 
+TEST_F(ErrorsTest, NeitherFileNorFolder) {
+  const std::string pipe = (root_ / "pipe").string();
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  for (const char* task : {"text", "classify", "lm", "sentiment"}) {
+    TaskConfig c = config(task);
+    c.data = pipe;
+    EXPECT_EQ(message_of([&] { make_task(c); }),
+              pipe + ": is neither a file nor a folder; expected task.data there");
+    EXPECT_HAS(check_data(c).lines.back(), "pipe: is neither a file nor a folder");
+  }
+  // Nobody writes to it: it is not waited for.
+  EXPECT_EQ(message_of([&] { read_text({pipe}, [](const Item&) {}); }),
+            pipe + ": is not a file; expected one");
+}
+
 TEST_F(ErrorsTest, BadByte) {
   write_lm(2);
   const std::string file = "training-monolingual.tokenized.shuffled/news.en-00001-of-00100";
@@ -48,6 +66,41 @@ TEST_F(ErrorsTest, BadByteInRunningText) {
   text[15 * 700 + 5] = '\xff';
   write("book.txt", text);
   EXPECT_HAS(error("text"), "book.txt:701: byte 6 of the line is 0xff");
+}
+
+// A bad byte and an empty file in every layout, of which a whole one is at hand.
+TEST_F(ErrorsTest, EveryLayoutNamesFileAndLine) {
+  struct Layout {
+    std::string task, damaged, rest, line;  // "rest" is what else training needs
+  };
+  const std::string pair = R"({"gold_label": "neutral", "sentence1": "a", "sentence2": "b"})";
+  for (const Layout& layout : {
+           Layout{"classify", "train.tsv", "test.tsv", "cat\tmeow"},
+           Layout{"classify", "train.jsonl", "test.jsonl", R"({"text": "a", "label": "b"})"},
+           Layout{"sentiment", "SST-2/train.tsv", "SST-2/dev.tsv", "1\tgood"},
+           Layout{"sentiment", "trees/train.txt", "trees/dev.txt", "(3 good)"},
+           Layout{"sentiment", "aclImdb/train/pos/0_9.txt", "aclImdb/test/pos/0_9.txt", "good"},
+           Layout{"nli", "snli_1.0/snli_1.0_train.jsonl", "snli_1.0/snli_1.0_dev.jsonl", pair},
+           Layout{"nli", "multinli_1.0/multinli_1.0_train.jsonl",
+                  "multinli_1.0/multinli_1.0_dev_matched.jsonl", pair},
+       }) {
+    std::filesystem::remove_all(root_ / "data");
+    write(layout.rest, layout.line + "\n");
+    if (layout.damaged.starts_with("aclImdb")) {
+      for (const char* split : {"train", "test"}) {
+        write(std::string("aclImdb/") + split + "/neg/0_1.txt", "bad\n");
+      }
+    }
+    write(layout.damaged, layout.line + "\n\xff" + layout.line + "\n");
+    const std::string name = std::filesystem::path(layout.damaged).filename();
+    EXPECT_HAS(error(layout.task), name + ":2: byte 1 of the line is 0xff; expected UTF-8");
+    write(layout.damaged, "");
+    EXPECT_HAS(error(layout.task), name + ": the file is empty");
+  }
+  std::filesystem::remove_all(root_ / "data");
+  write("data_batch_1.bin", "");
+  write("test_batch.bin", std::string(3073, '\0'));
+  EXPECT_HAS(error("pixels"), "data_batch_1.bin: 0 bytes; expected a multiple of 3073");
 }
 
 TEST_F(ErrorsTest, EmptyFiles) {
@@ -74,7 +127,9 @@ TEST_F(ErrorsTest, CifarOfTheWrongSize) {
   write("test_batch.bin", std::string(3073, '\0'));
   EXPECT_HAS(error("pixels"), "data_batch_1.bin: 3078 bytes; expected a multiple of 3073");
   write("data_batch_1.bin", std::string(3073, '\x0b'));
-  EXPECT_HAS(error("pixels"), "image 0 has label 11; expected 0 to 9");
+  EXPECT_HAS(error("pixels"), "data_batch_1.bin: image 1 of 1 has label 11; expected 0 to 9");
+  write("data_batch_1.bin", std::string(2 * 3073, '\0') + std::string(2 * 3073, '\x0b'));
+  EXPECT_HAS(error("pixels"), "data_batch_1.bin: image 3 of 4 has label 11; expected 0 to 9");
 }
 
 TEST_F(ErrorsTest, OneLabelAlone) {
@@ -131,6 +186,33 @@ TEST_F(ErrorsTest, BadLines) {
   EXPECT_HAS(error("classify"), "train.jsonl:1: the label holds a tab or a line break");
 }
 
+// Read as data, they would make a class "label" or "category".
+TEST_F(ErrorsTest, HeadersThatNameOnlyOneOfTheColumns) {
+  write("valid.tsv", "cat\tpurr\n");
+  const std::string expected =
+      "; expected a header with label and text (or sentence), also above data that begins with one "
+      "of these words";
+  const std::string lines = "cat\tmeow\ndog\twoof\n";
+  const auto said = [&](const std::string& first) {
+    write("train.tsv", first + "\n" + lines);
+    return error("classify");
+  };
+  EXPECT_HAS(said("label\treview"), "train.tsv:1: found columns 'label', 'review'" + expected);
+  EXPECT_HAS(said("text\tcategory"), "train.tsv:1: found columns 'text', 'category'" + expected);
+  EXPECT_HAS(said("category\ttext"), "train.tsv:1: found columns 'category', 'text'" + expected);
+  EXPECT_HAS(said("Category\t Sentence \r"), ":1: found columns 'Category', 'Sentence'" + expected);
+  EXPECT_HAS(said("text\tsentence"), ":1: found columns 'text', 'sentence'" + expected);
+  EXPECT_HAS(said("\nLABEL\tReview"), ":2: found columns 'LABEL', 'Review'" + expected);
+  EXPECT_HAS(said("id\ttext\tclass"), ":1: found columns 'id', 'text', 'class'" + expected);
+  EXPECT_HAS(said("a\tb\tc\td\tlabel\te"), "'d', 'label', ..." + expected);
+  for (const char* data : {"cat\ttext and more", "cat\tlabels", "cat\ta label"}) {
+    EXPECT_EQ(said(data), "nothing was thrown") << data;
+  }
+  // Anywhere else, and below a header, they are words like others.
+  EXPECT_EQ(said("cat\tmeow\ncat\ttext\nlabel\tsome"), "nothing was thrown");
+  EXPECT_EQ(said("label\ttext\ncat\ttext\nlabel\tsome"), "nothing was thrown");
+}
+
 TEST_F(ErrorsTest, TheSameSplitTwice) {
   write("train.tsv", "cat\tmeow\ndog\twoof\n");
   write("train.jsonl", "{\"text\": \"a\", \"label\": \"cat\"}\n");
@@ -139,7 +221,7 @@ TEST_F(ErrorsTest, TheSameSplitTwice) {
 
 TEST_F(ErrorsTest, ManyLabels) {
   std::string lines;
-  for (int i = 0; i < 30; ++i) lines += std::to_string(10 + i) + "\ttext\n";
+  for (int i = 0; i < 30; ++i) lines += std::to_string(10 + i) + "\tsome text\n";
   write("train.tsv", lines);
   write("valid.tsv", "cow\tmoo\n");
   const std::string said = error("classify");

@@ -1,7 +1,13 @@
 // Tokenizers lose nothing; stores are cached, and made again when they cannot be trusted.
 #include "tasks/tokenizer.h"
 
+#include <signal.h>
+#include <sys/wait.h>
+
+#include <sstream>
+
 #include "support.h"
+#include "tasks/random.h"
 #include "tasks/token_store.h"
 
 namespace sinkhorn::tasks {
@@ -83,6 +89,30 @@ TEST_F(TaskTest, PiecesAreTrainedOnceAndMayBeGiven) {
   EXPECT_EQ(units, (3 + 1) + (4 + 1));
 }
 
+// Of words enough, so many pieces as nobody asked otherwise.
+TEST_F(TaskTest, VocabulariesByDefault) {
+  Random random(5);
+  std::string words;
+  for (int i = 0; i < 50'000; ++i) {
+    for (uint64_t letter = 0; letter < 8; ++letter) {
+      words += static_cast<char>('a' + random.below(26));
+    }
+    words += i % 10 == 9 ? '\n' : ' ';
+  }
+  TaskConfig own = config("text", "pieces");
+  own.data = write("words.txt", words);
+  EXPECT_EQ(make_task(own)->info().vocab, 32'000);
+  std::string labelled;
+  std::istringstream lines(words);
+  bool odd = false;
+  for (std::string line; std::getline(lines, line); odd = !odd) {
+    labelled += (odd ? "a\t" : "b\t") + line + "\n";
+  }
+  TaskConfig classes = config("classify", "auto");
+  classes.data = write("train.tsv", labelled);
+  EXPECT_EQ(make_task(classes)->info().vocab, 8'000);
+}
+
 // Of a part of a split nats and words are of the same part, however long items are.
 TEST_F(TaskTest, WordsAreSpreadOverTheRowsOfAnItem) {
   std::string text;
@@ -113,8 +143,13 @@ TEST_F(TaskTest, BadTokenizers) {
   TaskConfig c = config("lm", "pieces");
   c.vocab = 20;
   EXPECT_HAS(message_of([&] { make_task(c); }), "a vocabulary of 20 pieces is too small for LM1B");
-  c.tokenizer = write("../garbage.model", "garbage");
-  EXPECT_HAS(message_of([&] { make_task(c); }), "garbage.model: is no SentencePiece model");
+  for (const std::string& garbage : {std::string("garbage"), prose(), std::string(1000, '\0')}) {
+    c.tokenizer = write("../garbage.model", garbage);
+    EXPECT_EQ(message_of([&] { make_task(c); }),
+              c.tokenizer +
+                  ": is no SentencePiece model, or a damaged one; expected what "
+                  "`sinkhorn tokenizer train` or spm_train writes");
+  }
   c.tokenizer = "nowhere.model";
   EXPECT_HAS(message_of([&] { make_task(c); }), "nowhere.model: cannot be opened");
 }
@@ -165,6 +200,88 @@ TEST_F(TaskTest, StoreIsCachedAndRebuiltWhenDamaged) {
   write("lines.txt", "one\n");  // the data changed
   EXPECT_EQ(open()->size(), 1);
   EXPECT_EQ(counting.calls, 4);
+}
+
+// Runs in a process of its own, and returns its number once it is no more.
+pid_t ended_process(const std::function<void()>& run) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    run();
+    ::_exit(0);
+  }
+  ::waitpid(child, nullptr, 0);
+  return child;
+}
+
+class LeftoversTest : public TaskTest {
+ protected:
+  void open(const std::string& file, const Encoder& encode) const {
+    open_store(small_corpus(file), Split::kTrain,
+               {.cache = root_, .vocab = 300, .key = "k", .encode = encode});
+  }
+  static void encode(const Item&, std::vector<int32_t>& ids) { ids = {5}; }
+  Path touch(const std::string& name, pid_t process) const {
+    const Path path = root_ / (name + ".tmp-" + std::to_string(process));
+    std::ofstream(path) << "half of it";
+    std::ofstream(index_of(path)) << "half of it";
+    return path;
+  }
+  static bool there(const Path& path) {
+    EXPECT_EQ(std::filesystem::exists(path), std::filesystem::exists(index_of(path))) << path;
+    return std::filesystem::exists(path);
+  }
+};
+
+TEST_F(LeftoversTest, OfAKilledProcessGoWithTheNextStore) {
+  const std::string lines = write("lines.txt", "one\ntwo\n");
+  const pid_t killed = ended_process([&] {
+    open(lines, [](const Item&, std::vector<int32_t>&) { ::kill(::getpid(), SIGKILL); });
+  });
+  const auto left = [&] {
+    int count = 0;
+    for (const auto& entry : std::filesystem::directory_iterator(root_)) {
+      count += entry.path().string().find(".tmp-" + std::to_string(killed)) != std::string::npos;
+    }
+    return count;
+  };
+  ASSERT_EQ(left(), 2);  // the store and its index
+  open(write("others.txt", "three\n"), encode);
+  EXPECT_EQ(left(), 0);
+}
+
+TEST_F(LeftoversTest, OfLivingProcessesAndOtherNamesStay) {
+  const pid_t dead = ended_process([] {});
+  const Path gone = touch("tokens-0123.bin", dead);
+  const Path own = touch("tokens-0123.bin", ::getpid());
+  const Path parent = touch("tokens-0123.bin", ::getppid());
+  const Path other = touch("notes.bin", dead);
+  const Path elsewhere = touch("tokens-4567.bin", dead);  // of another machine: it is held
+  const WriteLock held(elsewhere);
+  const Path alone = index_of(root_ / ("tokens-89ab.bin.tmp-" + std::to_string(dead)));
+  std::ofstream(alone) << "half of it";
+  const Path odd = root_ / ("tokens-0123.bin.tmp-" + std::to_string(dead) + "a");
+  std::ofstream(odd) << "not ours";
+  open(write("lines.txt", "one\n"), encode);
+  EXPECT_FALSE(there(gone));
+  EXPECT_FALSE(std::filesystem::exists(alone));
+  for (const Path& stays : {own, parent, other, elsewhere}) EXPECT_TRUE(there(stays)) << stays;
+  EXPECT_TRUE(std::filesystem::exists(odd));
+}
+
+TEST_F(LeftoversTest, OfTokenizersGo) {
+  const pid_t dead = ended_process([] {});
+  const Corpus corpus = small_corpus(write("prose.txt", prose()));
+  const Path gone = touch("mine.model", dead), stays = touch("mine.other", dead);
+  train_pieces(corpus, 310, root_ / "mine.model");
+  EXPECT_FALSE(there(gone));
+  EXPECT_TRUE(there(stays));
+  write_lm(300);
+  TaskConfig c = config("lm", "pieces");
+  c.vocab = 400;
+  std::filesystem::create_directories(c.cache);
+  const Path cached = touch("cache/pieces-0123.model", dead);
+  make_task(c);
+  EXPECT_FALSE(there(cached));
 }
 
 TEST_F(TaskTest, StoreOfALargeVocabulary) {
