@@ -15,6 +15,7 @@
 #include "train/environment.h"
 #include "train/export_folder.h"
 #include "train/history.h"
+#include "train/run_files.h"
 #include "train/use_run.h"
 
 namespace sinkhorn::cli {
@@ -48,7 +49,8 @@ std::vector<fs::path> list(const fs::path& folder, Found& found) {
 
 bool is_run(const fs::path& folder) {
   std::error_code ignored;
-  for (const char* name : {"config.ini", "log.jsonl", "checkpoints", "reproduce.ini"}) {
+  for (const char* name :
+       {train::kRunConfig, train::kRunLog, train::kCheckpoints, "reproduce.ini"}) {
     if (fs::exists(folder / name, ignored)) return true;
   }
   return false;
@@ -99,7 +101,7 @@ Found find_all(const std::vector<fs::path>& places) {
 // A run's own configuration; an Error, which says what to do, where it is missing or not whole.
 train::RunConfig config_of(const fs::path& run) {
   const std::string remedy = "; train it again, or remove the folder";
-  const fs::path path = run / "config.ini";
+  const fs::path path = run / train::kRunConfig;
   if (!fs::exists(path)) throw Error("half a run, without its config.ini" + remedy);
   // The last section: without it what is missing would be taken for the defaults.
   if (models::read_text(path).find("\n[train]\n") == std::string::npos) {
@@ -234,7 +236,7 @@ class Gatherer {
     run.peak_memory = history.peak_memory;
     for (const std::string& line : history.problems) problem(folder, line);
     try {
-      const auto trained = read_config(folder / "config.ini", {});
+      const auto trained = read_config(folder / train::kRunConfig, {});
       run.device = device_words(folder, trained.train.device);
     } catch (const std::exception&) {
       run.device = "";  // only a fact less: environment.json is missing or not whole

@@ -15,6 +15,7 @@
 #include "cli/run_words.h"
 #include "cli/signals.h"
 #include "models/files.h"
+#include "train/run_files.h"
 #include "train/trainer.h"
 
 namespace sinkhorn::cli {
@@ -43,6 +44,8 @@ std::string count(double value) {
   return text;
 }
 
+double rounded(double value) { return std::round(value * 1000) / 1000; }
+
 // One line that renews itself on a terminal, plain lines elsewhere.
 class Progress : public train::Observer {
  public:
@@ -67,6 +70,11 @@ class Progress : public train::Observer {
     if (!note_.empty()) std::printf("note: %s\n", note_.c_str());
     std::fflush(stdout);
     start_ = s;
+    if (s.resumed && std::filesystem::exists(result_path())) {
+      const auto before = nlohmann::json::parse(models::read_text(result_path()), nullptr, false);
+      if (before.is_object()) before_ = before;
+    }
+    if (s.resumed) write_result({s.first_step, false, {}, 0, 0});  // it is not finished any more
   }
   void stepped(const Step& s) override {
     speeds_.push_back(s.tokens_per_second);
@@ -88,19 +96,45 @@ class Progress : public train::Observer {
     std::putchar('\n');
     std::fflush(stdout);
   }
+  void saved(const train::Outcome& so_far) override { write_result(so_far); }
+  // result.json: what the log does not say of a run, since it differs from one time to the next. A
+  // run in several parts adds them up.
+  void write_result(const train::Outcome& outcome) const {
+    const std::chrono::duration<double> taken = Clock::now() - begin_;
+    const double speed = speeds_.empty() ? before("tokens_per_second", 0.0) : median_speed();
+    const nlohmann::ordered_json object = {
+        {"finished", outcome.finished},
+        {"steps", outcome.steps},
+        {"replayed_steps", outcome.replayed_steps + before("replayed_steps", int64_t{0})},
+        {"parameters", start_.parameters},
+        {"device", start_.device},
+        {"data", start_.data_note},
+        {"seconds", rounded(taken.count() + before("seconds", 0.0))},
+        {"tokens_per_second", rounded(speed)},
+        {"peak_memory", std::max(outcome.peak_memory, before("peak_memory", int64_t{0}))}};
+    models::write_atomically(result_path(), object.dump(2) + "\n");
+  }
   ~Progress() override {
     if (open_) std::putchar('\n');
   }
 
-  const Start& start() const { return start_; }
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  std::filesystem::path result_path() const {
+    return std::filesystem::path(start_.run) / train::kRunResult;
+  }
+  // What the parts of the run before this one came to.
+  template <class T>
+  T before(const char* key, T otherwise) const {
+    const auto found = before_.find(key);
+    return found != before_.end() && found->is_number() ? found->get<T>() : otherwise;
+  }
   double median_speed() const {  // tokens a second
-    if (speeds_.empty()) return 0;
     std::vector<double> sorted = speeds_;
     std::sort(sorted.begin(), sorted.end());
     return sorted[sorted.size() / 2];
   }
-
- private:
   void begin_line() {
     if (open_) std::fputs("\r\033[K", stdout);
     open_ = false;
@@ -124,35 +158,11 @@ class Progress : public train::Observer {
   std::string note_;  // on the configuration, where there is one
   bool terminal_ = isatty(STDOUT_FILENO) == 1;
   bool open_ = false;  // a line without its end stands on the terminal
+  Clock::time_point begin_ = Clock::now();
   Start start_{};
+  nlohmann::json before_ = nlohmann::json::object();  // result.json when the run was resumed
   std::vector<double> speeds_;
 };
-
-// result.json: what the log does not say of a run, since it differs from one time to the next. A
-// run in several parts adds up its seconds.
-void write_result(const std::string& run, const Progress& progress, const train::Outcome& outcome,
-                  double seconds) {
-  const std::filesystem::path path = std::filesystem::path(run) / "result.json";
-  double speed = progress.median_speed();
-  int64_t peak_memory = outcome.peak_memory;
-  if (progress.start().resumed && std::filesystem::exists(path)) {
-    const auto before = nlohmann::json::parse(models::read_text(path), nullptr, false);
-    if (before.is_object()) {
-      seconds += before.value("seconds", 0.0);
-      if (speed == 0) speed = before.value("tokens_per_second", 0.0);  // no steps were left
-      peak_memory = std::max(peak_memory, before.value("peak_memory", peak_memory));
-    }
-  }
-  const nlohmann::ordered_json object = {{"finished", !outcome.stopped},
-                                         {"steps", outcome.steps},
-                                         {"parameters", progress.start().parameters},
-                                         {"device", progress.start().device},
-                                         {"data", progress.start().data_note},
-                                         {"seconds", seconds},
-                                         {"tokens_per_second", speed},
-                                         {"peak_memory", peak_memory}};
-  models::write_atomically(path, object.dump(2) + "\n");
-}
 
 // "task sort: ...; attention sinkhorn, blocks of 64; 2 layers of width 256".
 std::string trained_words(const TrainOptions& options) {
@@ -181,14 +191,11 @@ int run_train(const TrainOptions& options) {
   make_absolute(config);
   train::Outcome outcome;
   {
-    const auto begin = std::chrono::steady_clock::now();
     Progress progress(trained_words(options), note_on(config));
     progress.preparing();
     outcome = train::train(config, write_config(config), options.resume, progress, stop_signal);
-    const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - begin;
-    write_result(config.train.run, progress, outcome, taken.count());
   }
-  if (!outcome.stopped) {
+  if (outcome.finished) {
     std::printf("peak memory %.3f GiB\n", static_cast<double>(outcome.peak_memory) / (1 << 30));
     return 0;
   }

@@ -15,6 +15,7 @@
 #include "sinkhorn/error.h"
 #include "tasks/files.h"
 #include "train/environment.h"
+#include "train/run_files.h"
 
 namespace sinkhorn::reproduce {
 
@@ -176,7 +177,7 @@ class Reproduction final : public Watcher {
     fs::create_directories(run.folder);
     models::write_atomically(config, planner_.text(run));
     Child child{name_of(run), {"train", config.string()}, run.folder / "output.log", ""};
-    if (fs::exists(run.folder / "config.ini")) child.words.push_back("--resume");
+    if (fs::exists(run.folder / train::kRunConfig)) child.words.push_back("--resume");
     if (at_once() > 1 && run.config.train.threads == 0) {
       const auto cores = static_cast<int64_t>(std::thread::hardware_concurrency());
       child.words.push_back("--train.threads");

@@ -10,6 +10,7 @@
 #include "models/files.h"
 #include "report/figure.h"
 #include "sinkhorn/error.h"
+#include "train/run_files.h"
 
 namespace sinkhorn::reproduce {
 
@@ -147,19 +148,19 @@ Results parse_results(const json& object) {
 
 // Whether a run's folder is of another configuration, which must not be overwritten.
 bool holds_another(const Run& run) {
-  const fs::path config = run.folder / "config.ini";
+  const fs::path config = run.folder / train::kRunConfig;
   return fs::exists(config) && config_hash(models::read_text(config)) != run.hash;
 }
 
 }  // namespace
 
 std::optional<RunResult> read_run(const Run& run) try {
-  const json facts = read_json(run.folder / "result.json");
+  const json facts = read_json(run.folder / train::kRunResult);
   if (!facts.is_object() || !facts.value("finished", false)) return std::nullopt;
-  if (holds_another(run) || !fs::exists(run.folder / "log.jsonl")) return std::nullopt;
+  if (holds_another(run) || !fs::exists(run.folder / train::kRunLog)) return std::nullopt;
   RunResult result;
   result.steps = facts.value("steps", int64_t{0});
-  if (read_figures(run.folder / "log.jsonl", result) != result.steps) return std::nullopt;
+  if (read_figures(run.folder / train::kRunLog, result) != result.steps) return std::nullopt;
   const json environment = read_json(run.folder / "environment.json");
   result.data = facts.value("data", "");
   result.device = device_name(facts.value("device", ""), environment);
@@ -178,9 +179,9 @@ std::string obstacle(const Run& run) {
            ": holds a run of another configuration; remove it or choose another --out";
   }
   std::error_code ignored;
-  const bool begun = fs::exists(run.folder / "config.ini", ignored);
-  const bool has_log = fs::file_size(run.folder / "log.jsonl", ignored) > 0 && !ignored;
-  if (!begun && (has_log || !models::list_folder(run.folder / "checkpoints").empty())) {
+  const bool begun = fs::exists(run.folder / train::kRunConfig, ignored);
+  const bool has_log = fs::file_size(run.folder / train::kRunLog, ignored) > 0 && !ignored;
+  if (!begun && (has_log || !models::list_folder(run.folder / train::kCheckpoints).empty())) {
     return run.folder.string() + ": holds half a run, without its config.ini; remove the folder";
   }
   return "";

@@ -12,7 +12,8 @@
 //   P  <- P - rate * max(eps2, rms(P)) * U       a step relative to the parameter's size
 // with eps1 = 1e-30, eps2 = 1e-3, d = 1 and no momentum. Of tensors with more than two dimensions,
 // the last two are the matrix. Before its first gradient a parameter's R, C and V are 0; one that
-// misses gradients keeps them, and t counts on.
+// misses gradients keeps them, and t counts on. The maps of queries, keys and values are one matrix
+// here: they share C, rms(P) and rms(U), where Tensor2Tensor keeps three variables.
 #include "train/adafactor.h"
 
 #include <ATen/ATen.h>
@@ -29,9 +30,9 @@ constexpr double kLargestRms = 1.0;
 
 at::Tensor rms(const at::Tensor& values) { return values.square().mean().sqrt(); }
 
-// The values; zeros where the step is not to be made.
-at::Tensor unless(const at::Tensor& held, const at::Tensor& values) {
-  return at::where(held, 0, values);
+// Of values that nobody else holds: zeros where the step is not to be made.
+at::Tensor unless(const at::Tensor& held, at::Tensor values) {
+  return values.masked_fill_(held, 0);
 }
 
 }  // namespace

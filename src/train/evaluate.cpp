@@ -98,25 +98,26 @@ std::optional<tasks::Counts> evaluate(models::Model& model, tasks::Task& task,
   const bool was_training = model.is_training();
   model.eval();
   Counter counter(model, context, config);
+  const auto stopped = [&] { return config.stop != nullptr && *config.stop != 0; };
   tasks::Batch batch;
   int64_t batches = 0;
   if (config.limit > 0) {
     const auto counted = task.eval(config.split, config.batches);
-    while (counted->next(batch)) ++batches;
+    while (!stopped() && counted->next(batch)) ++batches;
   }
   // Spread evenly: a split may be ordered, from short to long for one.
   const auto source = task.eval(config.split, config.batches);
   const bool all = config.limit == 0 || batches <= config.limit;
-  bool stopped = false;
+  bool whole = true;
   for (int64_t n = 0, taken = 0; source->next(batch); ++n) {
-    stopped = config.stop != nullptr && *config.stop != 0;
-    if (stopped) break;
+    whole = !stopped();
+    if (!whole) break;
     if (!all && n != (2 * taken + 1) * batches / (2 * config.limit)) continue;
     counter.add(batch);
     if (++taken == config.limit && !all) break;
   }
   model.train(was_training);
-  if (stopped) return std::nullopt;
+  if (!whole) return std::nullopt;
   return counter.finish();
 }
 

@@ -12,6 +12,7 @@
 #include "train/export_check.h"
 #include "train/history.h"
 #include "train/open_run.h"
+#include "train/run_files.h"
 #include "train/state.h"
 #include "train/task_info.h"
 
@@ -46,7 +47,7 @@ void check_target(const fs::path& out, bool force) {
   if (!fs::is_directory(status)) {
     throw UsageError(out.string() + ": is a file; name a folder for the export");
   }
-  if (fs::exists(out / "config.ini", failed)) {
+  if (fs::exists(out / kRunConfig, failed)) {
     throw UsageError(out.string() + ": holds a run; name another folder for the export");
   }
   if (!force && holds_other_things(out)) {
@@ -179,7 +180,7 @@ json config_of(const ExportOptions& options, const OpenRun& run, const fs::path&
 
 bool is_export(const fs::path& folder) {
   std::error_code ignored;
-  return fs::exists(folder / kExportConfig, ignored) && !fs::exists(folder / "config.ini", ignored);
+  return fs::exists(folder / kExportConfig, ignored) && !fs::exists(folder / kRunConfig, ignored);
 }
 
 Exported export_run(const ExportOptions& options) {

@@ -8,6 +8,7 @@
 #include "train/evaluate.h"
 #include "train/export_check.h"
 #include "train/export_folder.h"
+#include "train/run_files.h"
 #include "train/run_folder.h"
 #include "train/state.h"
 #include "train/task_info.h"
@@ -17,9 +18,11 @@ namespace {
 
 namespace fs = std::filesystem;
 
+constexpr const char* kExportAgain = "export the run again";
+
 fs::path find_checkpoint(const fs::path& run, const std::string& name) {
   if (name != "newest" && name != "best") {
-    for (const fs::path& path : {fs::path(name), run / "checkpoints" / name}) {
+    for (const fs::path& path : {fs::path(name), run / kCheckpoints / name}) {
       std::error_code unknown;
       if (fs::exists(path, unknown)) return path;
     }
@@ -29,6 +32,9 @@ fs::path find_checkpoint(const fs::path& run, const std::string& name) {
   const RunFolder folder(run, /*resume=*/true);
   const auto found = name == "newest" ? folder.newest() : folder.best();
   if (!found) {
+    if (name == "newest" && has_checkpoint(run)) {
+      throw Error(run.string() + ": none of its checkpoints reads back");
+    }
     const bool has_newest = name == "best" && folder.newest().has_value();
     throw Error(run.string() + ": has no " + name + " checkpoint yet" +
                 (has_newest ? "; --checkpoint newest takes the last one" : ""));
@@ -41,7 +47,7 @@ std::unique_ptr<tasks::Task> open_task(const fs::path& run, tasks::TaskConfig co
   const fs::path tokenizer = run / kExportTokenizer;  // a run's is called the same
   if (fs::exists(tokenizer)) config.tokenizer = tokenizer.string();
   if (is_export(run)) {
-    const tasks::TaskInfo info = read_task_info(run / kExportConfig, "export the run again");
+    const tasks::TaskInfo info = read_task_info(run / kExportConfig, kExportAgain);
     check_export(run, info);
     return tasks::make_deferred(config, info);
   }
@@ -55,6 +61,19 @@ fs::path existing(const fs::path& path) {
   return fs::exists(path, unknown) ? path : fs::path();
 }
 
+void check_initial(const fs::path& place) {
+  std::error_code unknown;
+  const auto fail = [&](const std::string& what) {
+    throw Error("train.init: " + place.string() + ": " + what +
+                "; expected a run, an export or a checkpoint");
+  };
+  if (!fs::exists(place, unknown)) fail("is not there");
+  if (fs::is_directory(place, unknown) && !is_export(place) &&
+      !fs::exists(place / kRunConfig, unknown)) {
+    fail("is another folder");
+  }
+}
+
 std::shared_ptr<models::Model> empty_model(const models::ModelConfig& config,
                                            const tasks::TaskInfo& info) {
   const nn::WithoutInitialization about_to_be_loaded;
@@ -64,24 +83,22 @@ std::shared_ptr<models::Model> empty_model(const models::ModelConfig& config,
 }  // namespace
 
 fs::path initial_parameters(const fs::path& place) {
-  std::error_code unknown;
-  const auto fail = [&](const std::string& what) {
-    throw Error("train.init: " + place.string() + ": " + what +
-                "; expected a run, an export or a checkpoint");
-  };
-  if (!fs::exists(place, unknown)) fail("is not there");
-  if (!fs::is_directory(place, unknown)) return place;
-  if (!is_export(place) && !fs::exists(place / "config.ini", unknown)) fail("is another folder");
+  check_initial(place);
+  if (!fs::is_directory(place)) return place;
+  if (is_export(place)) {
+    check_export(place, read_task_info(place / kExportConfig, kExportAgain));
+  }
   return find_checkpoint(place, "newest");
 }
 
 fs::path initial_tokenizer(const fs::path& place) {
-  std::error_code unknown;
-  if (fs::is_directory(place, unknown)) return existing(place / kExportTokenizer);
+  check_initial(place);
+  if (fs::is_directory(place)) return existing(place / kExportTokenizer);
   // An export's file lies in its folder, a run's checkpoint one further down.
-  const fs::path folder = fs::absolute(place).parent_path();
+  const fs::path folder = fs::absolute(place).lexically_normal().parent_path();
   const fs::path beside = existing(folder / kExportTokenizer);
-  return beside.empty() ? existing(folder.parent_path() / kExportTokenizer) : beside;
+  if (!beside.empty() || folder.filename() != kCheckpoints) return beside;
+  return existing(folder.parent_path() / kExportTokenizer);
 }
 
 OpenRun open_run(RunConfig config, const std::string& checkpoint) {

@@ -15,7 +15,7 @@
 #include "sinkhorn/error.h"
 #include "train/events.h"
 #include "train/notice.h"
-#include "train/task_info.h"
+#include "train/run_files.h"
 
 namespace sinkhorn::train {
 
@@ -27,8 +27,8 @@ namespace {
 constexpr std::string_view kStep = "step-";
 constexpr std::string_view kExtension = ".safetensors";
 
-fs::path log_path(const fs::path& root) { return root / "log.jsonl"; }
-fs::path checkpoints(const fs::path& root) { return root / "checkpoints"; }
+fs::path log_path(const fs::path& root) { return root / kRunLog; }
+fs::path checkpoints(const fs::path& root) { return root / kCheckpoints; }
 fs::path best_path(const fs::path& root) { return checkpoints(root) / "best.safetensors"; }
 
 std::string file_name(int64_t step) {
@@ -48,8 +48,9 @@ std::optional<int64_t> step_of(const fs::path& path, std::string_view begin, std
   return step;
 }
 
-std::map<int64_t, fs::path> steps_in(const fs::path& folder, std::string_view begin,
-                                     std::string_view end) {
+// Files that are told apart by a step in their names.
+std::map<int64_t, fs::path> by_step(const fs::path& folder, std::string_view begin,
+                                    std::string_view end) {
   std::map<int64_t, fs::path> steps;
   for (const fs::path& path : models::list_folder(folder)) {
     if (const auto step = step_of(path, begin, end)) steps[*step] = path;
@@ -57,8 +58,8 @@ std::map<int64_t, fs::path> steps_in(const fs::path& folder, std::string_view be
   return steps;
 }
 
-std::map<int64_t, fs::path> steps_in(const fs::path& root) {
-  return steps_in(checkpoints(root), kStep, kExtension);
+std::map<int64_t, fs::path> checkpoints_in(const fs::path& root) {
+  return by_step(checkpoints(root), kStep, kExtension);
 }
 
 std::string environment_name(int64_t step) {
@@ -67,7 +68,7 @@ std::string environment_name(int64_t step) {
 
 // By the step from which on they hold.
 std::map<int64_t, fs::path> environments_in(const fs::path& root) {
-  auto steps = steps_in(root, "environment-", ".json");
+  auto steps = by_step(root, "environment-", ".json");
   const fs::path first = root / environment_name(0);
   if (fs::exists(first)) steps[0] = first;
   return steps;
@@ -76,20 +77,27 @@ std::map<int64_t, fs::path> environments_in(const fs::path& root) {
 // What a process that died before its first write leaves behind is no run.
 bool holds_run(const fs::path& root) {
   std::error_code ignored;
-  return fs::exists(root / "config.ini", ignored) || !steps_in(root).empty() ||
+  return fs::exists(root / kRunConfig, ignored) || !checkpoints_in(root).empty() ||
          (fs::exists(log_path(root), ignored) && !fs::is_empty(log_path(root), ignored));
 }
 
-bool holds_checkpoint(const fs::path& root) {
+// A run writes config.ini, and its log, behind task.json: without that one they are somebody's own.
+void check_own_files(const fs::path& root) {
   std::error_code ignored;
-  return fs::exists(best_path(root), ignored) || !steps_in(root).empty();
+  if (fs::exists(root / kRunTask, ignored)) return;
+  for (const char* name : {kRunConfig, kRunLog}) {
+    if (fs::file_size(root / name, ignored) > 0 && !ignored) {
+      throw UsageError(root.string() + ": holds a " + name +
+                       " that no run has written; name another folder");
+    }
+  }
 }
 
 // Whatever a run that failed before its config.ini has not left, and whoever starts runs does not
 // put beside them.
 bool holds_other_things(const fs::path& root) {
-  constexpr std::string_view kOwn[] = {"environment.json", kRunTask, "tokenizer.model", "log.jsonl",
-                                       "checkpoints"};
+  constexpr std::string_view kOwn[] = {"environment.json", kRunTask, kRunTokenizer, kRunLog,
+                                       kCheckpoints};
   const auto is_expected = [&](const fs::path& path) {
     const std::string name = path.filename().string();
     return std::find(std::begin(kOwn), std::end(kOwn), name) != std::end(kOwn) ||
@@ -152,7 +160,7 @@ void link_or_copy(const fs::path& from, const fs::path& to) {
 // Keeps the newest checkpoints up to `last`. Later ones are of a run that went on from an earlier
 // step, because they did not read back.
 void prune(const fs::path& root, int64_t last, int64_t keep) {
-  const std::map<int64_t, fs::path> steps = steps_in(root);
+  const std::map<int64_t, fs::path> steps = checkpoints_in(root);
   int64_t kept = 0;
   std::error_code ignored;
   for (auto step = steps.rbegin(); step != steps.rend(); ++step) {
@@ -166,6 +174,11 @@ void prune(const fs::path& root, int64_t last, int64_t keep) {
 }
 
 }  // namespace
+
+bool has_checkpoint(const fs::path& run) {
+  std::error_code ignored;
+  return fs::exists(best_path(run), ignored) || !checkpoints_in(run).empty();
+}
 
 // Everything is opened at the first write: a folder that is only read stays as it is.
 struct RunFolder::Logs {
@@ -204,13 +217,15 @@ struct RunFolder::Logs {
 
 RunFolder::RunFolder(fs::path root, bool resume) : root_(std::move(root)) {
   const bool found = holds_run(root_);
-  if (holds_checkpoint(root_) && !resume) {
+  const bool saved = has_checkpoint(root_);
+  if (saved && !resume) {
     throw UsageError(root_.string() +
                      ": holds a run already; resume it (--resume) or name another folder");
   }
   if (!found && resume) {
     throw UsageError(root_.string() + ": holds no run to resume; expected config.ini");
   }
+  if (!resume) check_own_files(root_);
   if (!found && holds_other_things(root_)) {
     throw UsageError(root_.string() + ": holds other things than a run; name another folder");
   }
@@ -220,12 +235,19 @@ RunFolder::RunFolder(fs::path root, bool resume) : root_(std::move(root)) {
 
 RunFolder::~RunFolder() = default;
 
-void RunFolder::begin_anew() {
+void RunFolder::claim() { logs_->claim(); }
+
+void RunFolder::begin_anew(bool has_tokenizer) {
   logs_->claim();
+  check_own_files(root_);
   std::error_code ignored;
+  for (const char* name : {kRunLog, kRunResult}) fs::remove(root_ / name, ignored);
+  // A run describes its environment first: without that the tokenizer is somebody's own.
+  if (!has_tokenizer && fs::exists(root_ / environment_name(0), ignored)) {
+    fs::remove(root_ / kRunTokenizer, ignored);
+  }
   for (const fs::path& path : models::list_folder(root_)) {
-    const std::string name = path.filename().string();
-    if (path == log_path(root_) || name.starts_with(kEventsPrefix)) fs::remove(path, ignored);
+    if (path.filename().string().starts_with(kEventsPrefix)) fs::remove(path, ignored);
   }
 }
 
@@ -235,6 +257,7 @@ void RunFolder::write_text(const std::string& name, const std::string& text) {
 }
 
 void RunFolder::describe(int64_t step, const std::string& environment) {
+  logs_->claim();
   std::string before;
   std::vector<fs::path> gone;  // of parts that are made again
   for (const auto& [begin, path] : environments_in(root_)) {
@@ -304,12 +327,12 @@ void RunFolder::save(int64_t step, const models::NamedTensors& tensors,
 }
 
 std::optional<fs::path> RunFolder::newest() const {
-  const std::map<int64_t, fs::path> steps = steps_in(root_);
+  const std::map<int64_t, fs::path> steps = checkpoints_in(root_);
   for (auto step = steps.rbegin(); step != steps.rend(); ++step) {
     if (reads_back(step->second)) return step->second;
     notice(step->second.string() + ": damaged; left out");
   }
-  return std::nullopt;
+  return best();
 }
 
 std::optional<fs::path> RunFolder::best() const {

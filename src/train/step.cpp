@@ -112,7 +112,12 @@ void Stepper::step(const std::vector<Prepared>& batches, double rate) {
     if (captured.graph == nullptr && captured.eager_steps++ >= kEagerSteps) {
       captured.graph = stream_->capture([&] { run(captured.inputs); });
     }
-    captured.graph != nullptr ? captured.graph->replay() : run(captured.inputs);
+    if (captured.graph != nullptr) {
+      captured.graph->replay();
+      ++replayed_steps_;
+    } else {
+      run(captured.inputs);
+    }
   }
   ++steps_done_;
   steps_since_report_.add_(1);

@@ -47,6 +47,7 @@ class Stepper {
   NamedTensors report_state() const;
 
   int64_t steps_done() const { return steps_done_; }
+  int64_t replayed_steps() const { return replayed_steps_; }  // made from a captured graph
   void set_steps_done(int64_t steps);
   Optimizer& optimizer() { return *optimizer_; }
   const NamedTensors& parameters() const { return parameters_; }
@@ -80,7 +81,7 @@ class Stepper {
   at::Tensor steps_since_report_;  // on the CPU
   bool capture_;
   std::map<std::string, Captured> graphs_;  // by the inputs' signature
-  int64_t steps_done_ = 0;
+  int64_t steps_done_ = 0, replayed_steps_ = 0;
 };
 
 }  // namespace sinkhorn::train

@@ -5,6 +5,7 @@
 
 #include "models/files.h"
 #include "sinkhorn/error.h"
+#include "train/run_files.h"
 
 namespace sinkhorn::train {
 namespace {

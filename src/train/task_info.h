@@ -18,7 +18,6 @@ nlohmann::ordered_json task_info_json(const tasks::TaskInfo& info);
 tasks::TaskInfo read_task_info(const std::filesystem::path& path, const std::string& remedy);
 
 // Of a run, by its task.json; nothing where an earlier version made it.
-inline constexpr char kRunTask[] = "task.json";
 std::optional<tasks::TaskInfo> read_run_task(const std::filesystem::path& run);
 
 }  // namespace sinkhorn::train

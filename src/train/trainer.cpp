@@ -11,12 +11,15 @@
 #include <optional>
 #include <sstream>
 
+#include "models/files.h"
 #include "sinkhorn/error.h"
+#include "tasks/dataset.h"
 #include "train/device.h"
 #include "train/environment.h"
 #include "train/evaluate.h"
 #include "train/inputs.h"
 #include "train/open_run.h"
+#include "train/run_files.h"
 #include "train/run_folder.h"
 #include "train/state.h"
 #include "train/step.h"
@@ -48,32 +51,28 @@ void check_run(const RunConfig& config) {
 }
 
 // A resumed run keeps its own tokenizer; one that begins with another's parameters takes its.
-tasks::TaskConfig task_config(const RunConfig& config, bool resume) {
+tasks::TaskConfig task_config(const RunConfig& config, bool resumed) {
+  namespace fs = std::filesystem;
   tasks::TaskConfig task = config.task;
-  if (resume) {
-    const std::filesystem::path own = std::filesystem::path(config.train.run) / "tokenizer.model";
-    if (std::filesystem::exists(own)) task.tokenizer = own.string();
-  } else if (!config.train.init.empty() && task.tokenizer.empty() && task.tokens != "bytes") {
-    task.tokenizer = initial_tokenizer(config.train.init).string();
-  }
-  return task;
-}
-
-std::unique_ptr<tasks::Task> open_task(const RunConfig& config, bool resume) {
-  const tasks::TaskConfig used = task_config(config, resume);
-  std::unique_ptr<tasks::Task> task = tasks::make_task(used);
+  const fs::path own = fs::path(config.train.run) / kRunTokenizer;
+  const bool gone = !task.tokenizer.empty() && !fs::exists(task.tokenizer);
+  if ((resumed || gone) && fs::exists(own)) task.tokenizer = own.string();
+  if (resumed) return task;
+  const std::string& init = config.train.init;
+  if (init.empty() || !task.tokenizer.empty() || task.tokens == "bytes") return task;
+  task.tokenizer = initial_tokenizer(init).string();
   // Of pieces of its own the model would read other words than it has learned.
-  if (!resume && !config.train.init.empty() && used.tokenizer.empty() &&
-      !task->tokenizer_path().empty()) {
-    throw Error("train.init: " + config.train.init +
+  if (task.tokenizer.empty() && !tasks::is_generated(task.name) && !tasks::reads_bytes(task)) {
+    throw Error("train.init: " + init +
                 ": no tokenizer.model lies with it; name the one it was trained with in "
-                "task.tokenizer");
+                "task.tokenizer, or say that it reads bytes by task.tokens = bytes");
   }
   return task;
 }
 
 // What a resumed run may not change, by section and key: all but where things lie, how the
-// optimizer goes on, and [train]; of [train], what the order of the data hangs on.
+// optimizer goes on, and [train]; of [train], what the run began with and what the order of the
+// data hangs on.
 std::map<std::string, std::string> lasting_lines(const std::string& config_text) {
   std::istringstream lines(config_text);
   std::string line, section;
@@ -86,7 +85,9 @@ std::map<std::string, std::string> lasting_lines(const std::string& config_text)
     }
     const std::string key = line.substr(0, line.find_first_of(" ="));
     bool keeps = true;
-    if (section == "[train]") keeps = key == "seed" || key == "batch" || key == "batch_tokens";
+    if (section == "[train]") {
+      keeps = key == "seed" || key == "batch" || key == "batch_tokens" || key == "init";
+    }
     if (section == "[optimizer]") keeps = key == "name";
     if (section == "[task]") keeps = key != "data" && key != "cache";
     if (keeps) kept[section + " " + key] = section + " " + line;
@@ -96,7 +97,7 @@ std::map<std::string, std::string> lasting_lines(const std::string& config_text)
 
 // Keys that the run's version did not know yet are left alone: its parameters tell what it was.
 void check_same_run(const std::filesystem::path& root, const std::string& config_text) {
-  std::ifstream file(root / "config.ini");
+  std::ifstream file(root / kRunConfig);
   const std::string before((std::istreambuf_iterator<char>(file)), {});
   const auto now = lasting_lines(config_text);
   for (const auto& [key, was] : lasting_lines(before)) {
@@ -107,7 +108,7 @@ void check_same_run(const std::filesystem::path& root, const std::string& config
           root.string() + ": cannot resume with another configuration: the run has '" + was +
           "', this is " + is +
           "; what may change is where data lies, of [optimizer] all but its name, and of [train] "
-          "all but seed and batch sizes");
+          "all but init, seed and batch sizes");
     }
   }
 }
@@ -122,45 +123,25 @@ class Run {
         stop_(stop),
         device_(pick_device(config.train.device)),
         folder_(config.train.run, resume),
-        task_(open_task(config, resume)),
+        newest_(claimed_newest(resume)),
+        task_(tasks::make_task(task_config(config, newest_.has_value()))),
         model_(first_model()),
         stepper_(*model_, config, device_) {
     auto source = task_->train(batch_config(config.train));
     place_.data = source->position();
-    if (resume) {
-      check_same_run(folder_.root(), config_text);
-      check_same_task();
-    }
-    const auto newest = resume ? folder_.newest() : std::nullopt;
-    if (newest) {
-      place_ = restore(*newest, stepper_, device_);
-      source->seek(place_.data);
-    } else if (!config.train.init.empty()) {
-      begin_with(initial_parameters(config.train.init), stepper_);
-    }
-    if (resume) {
-      if (place_.step > config.train.steps) {
-        throw UsageError(folder_.root().string() + ": has made " + std::to_string(place_.step) +
-                         " steps; train.steps is " + std::to_string(config.train.steps));
-      }
-      folder_.describe(place_.step, environment_json());
-      folder_.write_text("config.ini", config_text);
-      folder_.rewind_log(place_.step, place_.evaluated);
-    } else {
-      write_description();
-    }
+    newest_ ? go_on(*source) : begin();
     batches_ = std::make_unique<Prefetcher>(std::move(source), device_.is_cuda());
     model_->train();
     observer_.started({device_.str(), config.train.run, task_->info().metric,
                        task_->info().data_note, model_->parameter_count(), place_.step,
-                       config.train.steps, resume});
+                       config.train.steps, newest_.has_value()});
   }
 
   Outcome loop() {
     const TrainConfig& t = config_.train;
     last_report_ = Clock::now();
     // Stopped in the middle of an evaluation, a run begins with it.
-    if (evaluates() && place_.evaluated < place_.step) save(validate());
+    if (evaluates() && place_.evaluated < place_.step && validate()) save(true);
     while (place_.step < t.steps && stop_ == 0) {
       one_step();
       const bool last = place_.step == t.steps;
@@ -168,21 +149,59 @@ class Run {
       const bool best = evaluates() && validate();
       if (place_.step % t.save_every == 0 || last || best) save(best);
     }
-    if (place_.step == 0) save(false);  // no steps: the initial state
-    Outcome outcome{place_.step, false, {}, peak_memory(device_)};
+    if (!saved_ || saved_->step != place_.step || saved_->evaluated != place_.evaluated)
+      save(false);
+    Outcome outcome = so_far();
     if (place_.step == t.steps) {
       const auto figures = evaluate_split("test", t.test_batches, t.greedy);
-      outcome.stopped = !figures.has_value();
+      outcome.finished = figures.has_value();
       if (figures) outcome.figures = *figures;
-    } else {
-      outcome.stopped = true;
-      if (place_.step > 0) save(false);
     }
     folder_.flush();
+    observer_.saved(outcome);
     return outcome;
   }
 
  private:
+  // What a run goes on from; nothing where it is to begin.
+  std::optional<std::filesystem::path> claimed_newest(bool resume) {
+    folder_.claim();
+    if (!resume) return std::nullopt;
+    auto newest = folder_.newest();
+    if (!newest && has_checkpoint(folder_.root())) {
+      throw Error(folder_.root().string() +
+                  ": none of its checkpoints reads back; begin again in another folder");
+    }
+    return newest;
+  }
+
+  void begin() {
+    if (!config_.train.init.empty()) begin_with(initial_parameters(config_.train.init), stepper_);
+    const std::string path = task_->tokenizer_path();
+    const std::string tokenizer = path.empty() ? "" : models::read_text(path);  // it may lie here
+    folder_.begin_anew(!path.empty());
+    folder_.describe(0, environment_json());
+    if (!path.empty()) folder_.write_text(kRunTokenizer, tokenizer);
+    const nlohmann::ordered_json described = {{"info", task_info_json(task_->info())}};
+    folder_.write_text(
+        kRunTask, described.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
+    folder_.write_text(kRunConfig, config_text_);  // last: with it the folder holds a run
+  }
+
+  void go_on(tasks::BatchSource& source) {
+    check_same_run(folder_.root(), config_text_);
+    check_same_task();
+    saved_ = place_ = restore(*newest_, stepper_, device_);
+    source.seek(place_.data);
+    if (place_.step > config_.train.steps) {
+      throw UsageError(folder_.root().string() + ": has made " + std::to_string(place_.step) +
+                       " steps; train.steps is " + std::to_string(config_.train.steps));
+    }
+    folder_.describe(place_.step, environment_json());
+    folder_.write_text(kRunConfig, config_text_);
+    folder_.rewind_log(place_.step, place_.evaluated);
+  }
+
   // What a step begins from, besides parameters and the optimizer's state.
   struct Beginning {
     Place place;
@@ -218,20 +237,6 @@ class Run {
     }
   }
 
-  void write_description() {
-    folder_.begin_anew();
-    folder_.describe(0, environment_json());
-    const std::string tokenizer = task_->tokenizer_path();
-    if (!tokenizer.empty()) {
-      std::ifstream file(tokenizer, std::ios::binary);
-      folder_.write_text("tokenizer.model", {std::istreambuf_iterator<char>(file), {}});
-    }
-    const nlohmann::ordered_json described = {{"info", task_info_json(task_->info())}};
-    folder_.write_text(
-        kRunTask, described.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
-    folder_.write_text("config.ini", config_text_);  // last: with it the folder holds a run
-  }
-
   void one_step() {
     if (beginnings_.size() == kMostBeginnings) check_finite();
     beginnings_.push_back({place_, get_chance(device_)});
@@ -256,12 +261,20 @@ class Run {
     set_chance(last_good.chance, device_);
     const std::string remedy =
         "a smaller optimizer.rate, a longer optimizer.warmup or a smaller optimizer.clip may help";
-    if (place_.step > 0) save(false, config_.train.keep + 1);  // it may be spoilt already
+    std::string state = "nothing was learned yet: ";
+    if (place_.step > 0) state = kept_after_failure();
     throw Error("step " + std::to_string(failure->step) + ": " + failure->what +
-                " is not finite; " +
-                (place_.step > 0 ? "the state before it is saved: --resume goes on from there, and "
-                                 : "nothing was learned yet: ") +
-                remedy);
+                " is not finite; " + state + remedy);
+  }
+
+  // What became of the state before a step that failed.
+  std::string kept_after_failure() {
+    try {
+      save(false, RunFolder::kAll);  // it may be spoilt already
+      return "the state before it is saved: --resume goes on from there, and ";
+    } catch (const Error& error) {
+      return std::string("the state before it could not be saved (") + error.what() + "): ";
+    }
   }
 
   double rate() const {
@@ -331,6 +344,10 @@ class Run {
     return figures;
   }
 
+  Outcome so_far() const {
+    return {place_.step, false, {}, peak_memory(device_), stepper_.replayed_steps()};
+  }
+
   void save(bool best) { save(best, config_.train.keep); }
   void save(bool best, int64_t keep) {
     check_finite();  // a state that is not finite is never saved
@@ -338,6 +355,8 @@ class Run {
     folder_.flush();
     folder_.save(place_.step, state_tensors(stepper_, device_),
                  state_metadata(place_, config_text_, model_->config()), keep, best);
+    saved_ = place_;
+    observer_.saved(so_far());
     last_report_ += Clock::now() - begin;
   }
 
@@ -347,10 +366,12 @@ class Run {
   const std::atomic<int>& stop_;
   at::Device device_;
   RunFolder folder_;
+  const std::optional<std::filesystem::path> newest_;  // none: the run begins
   std::unique_ptr<tasks::Task> task_;
   std::shared_ptr<models::Model> model_;
   Stepper stepper_;
   Place place_;
+  std::optional<Place> saved_;         // what the newest checkpoint is of
   std::vector<Beginning> beginnings_;  // of the steps since check_finite() last looked
   std::unique_ptr<Prefetcher> batches_;
   Clock::time_point last_report_;

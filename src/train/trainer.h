@@ -9,6 +9,14 @@
 
 namespace sinkhorn::train {
 
+struct Outcome {
+  int64_t steps = 0;                   // done in all
+  bool finished = false;               // or stopped by the stop flag; the state is saved
+  std::vector<tasks::Figure> figures;  // of the test split, when finished
+  int64_t peak_memory = 0;             // bytes held at once by training, on its device
+  int64_t replayed_steps = 0;          // of these, from a captured graph
+};
+
 // Told what happens, so that a program can show it; the loop itself prints nothing.
 class Observer {
  public:
@@ -28,13 +36,8 @@ class Observer {
                          const std::vector<tasks::Figure>& figures) {
     (void)step, (void)split, (void)figures;
   }
-};
-
-struct Outcome {
-  int64_t steps = 0;                   // done in all
-  bool stopped = false;                // by the stop flag; the state is saved
-  std::vector<tasks::Figure> figures;  // of the test split, when finished
-  int64_t peak_memory = 0;             // bytes held at once by training, on its device
+  // A checkpoint, or the last of a run.
+  virtual void saved(const Outcome& so_far) { (void)so_far; }
 };
 
 // Trains as configured, into config.train.run. config_text is the same configuration as a file.

@@ -162,9 +162,9 @@ def test_matrices_have_pictures_and_numbers(browser: Browser, page: Path) -> Non
     heads = {row[0]: int(row[1]) for row in rows}
     assert heads["sort/sinkhorn"] == 4 and heads["classify"] == 2  # both stacks; the encoder
     for row in rows:
-        largest, entropy, own, previous, elsewhere = (float(t.rstrip("%")) for t in row[2:])
+        largest, entropy, own, newest, elsewhere = (float(t.rstrip("%")) for t in row[2:])
         assert 0 < largest <= 100 and entropy >= 0
-        assert own + previous + elsewhere == pytest.approx(100, abs=0.2)
+        assert own + newest + elsewhere == pytest.approx(100, abs=0.2)
     pictures = browser.run("document.querySelectorAll('#sorting .map image').length")
     assert pictures == sum(heads.values())
     assert any("reads" in title for title in texts_of(browser, ".map title"))
@@ -266,6 +266,8 @@ def test_what_cannot_be_read_is_said_and_left_out(runs: Path, tmp_path: Path) ->
     done = run("report", tmp_path, "-o", page)
     assert done.returncode == 0, done.stderr
     lines = sorted(line.removeprefix("sinkhorn: ") for line in done.stderr.splitlines())
+    config = (tmp_path / "odd" / "config.ini").read_text().splitlines()
+    (odd,) = [number for number, line in enumerate(config, 1) if "falsex" in line]
     assert lines == sorted([
         f"{tmp_path}/cut.json: not JSON, or it breaks off; remove it, and `sinkhorn reproduce` "
         "makes it anew from its runs",
@@ -275,8 +277,8 @@ def test_what_cannot_be_read_is_said_and_left_out(runs: Path, tmp_path: Path) ->
         f"{tmp_path}/half: half a run, without its config.ini; train it again, or remove the folder",
         f"{tmp_path}/begun: half a run, without its config.ini; train it again, or remove the folder",
         f"{tmp_path}/cut/config.ini: breaks off; train it again, or remove the folder",
-        f'{tmp_path}/odd/config.ini: train.greedy: "falsex" is neither true nor false; cut off, or '
-        "another version's; train it again, or remove the folder",
+        f'{tmp_path}/odd/config.ini:{odd}: train.greedy: "falsex" is neither true nor false; cut '
+        "off, or another version's; train it again, or remove the folder",
         f"{tmp_path}/new: no log.jsonl yet: no curves",
         f"{tmp_path}/new: has no newest checkpoint yet; no matrices and samples of it",
         f"{tmp_path}/unfinished: has no newest checkpoint yet; no matrices and samples of it",

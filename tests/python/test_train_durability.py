@@ -88,7 +88,7 @@ def test_a_resumed_run_writes_as_carefully(spy: Path, tmp_path: Path) -> None:
     train(folder, SETTINGS | {"train.steps": 6})
     done, calls = watched(spy, folder, SETTINGS, None, "--resume")
     assert done.returncode == 0, done.stderr
-    assert placed(calls, folder)[:3] == ["config.ini", "log.jsonl",
+    assert placed(calls, folder)[:4] == ["config.ini", "log.jsonl", "result.json",
                                          "checkpoints/step-00000008.safetensors"]
 
 
@@ -138,13 +138,14 @@ def room_until(calls: list[Call], name: str, number: int) -> int:
 
 
 @pytest.mark.parametrize(("run", "name", "number", "kept"), [
-    (1, "checkpoints/step-00000008", 0, [4, 6]),
+    (1, "checkpoints/step-00000008", 1, [4, 6]),
     (2, "checkpoints/step-00000008", -1, [4, 6]),
     (3, "checkpoints/best", 20, [4]),
     (4, "checkpoints/newest.json", 1, [4, 6]),
     (5, "log.jsonl", 5, [6, 8]),
     (6, "events", 5, [4]),
-    (7, "result.json", 0, [8, 12]),
+    (7, "result.json", 0, [4]),
+    (8, "result.json", -1, [8, 12]),
 ])
 def test_a_full_disk_costs_nothing(spy: Path, whole: tuple[Path, list[Call]], run: int, name: str,
                                    number: int, kept: list[int]) -> None:
@@ -168,7 +169,7 @@ def test_a_full_disk_costs_nothing(spy: Path, whole: tuple[Path, list[Call]], ru
 def test_a_disk_that_is_full_from_the_start(spy: Path, whole: tuple[Path, list[Call]]) -> None:
     """There is no run yet, and one can be made."""
     expected, calls = whole
-    folder = expected.with_name("run-8")
+    folder = expected.with_name("run-a")
     done, _ = watched(spy, folder, SETTINGS, room_until(calls, "config.ini", 0))
     assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
     assert done.stderr.startswith(f"sinkhorn: {folder}/config.ini")

@@ -67,10 +67,23 @@ def test_the_tokenizer_comes_along(tmp_path: Path) -> None:
     shutil.copy(saved, alone)
     assert failed(tmp_path / "third", other | {"train.init": alone}) == (
         f"train.init: {alone}: no tokenizer.model lies with it; name the one it was trained with "
-        "in task.tokenizer")
+        "in task.tokenizer, or say that it reads bytes by task.tokens = bytes")
+    assert failed(tmp_path / "third", other | {"train.init": tmp_path / "typo"}) == (
+        f"train.init: {tmp_path / 'typo'}: is not there; expected a run, an export or a checkpoint")
     named = {"train.init": alone, "task.tokenizer": tmp_path / "first" / "tokenizer.model"}
     train(tmp_path / "third", other | named)
     assert (tmp_path / "third" / "tokenizer.model").read_bytes() == first
+
+
+def test_a_tokenizer_may_lie_in_the_folder_of_its_run(tmp_path: Path) -> None:
+    pieces = text_task(tmp_path / "data", **{"task.tokens": "pieces", "task.vocab": 300} | SHORT)
+    own = tmp_path / "run" / "tokenizer.model"
+    own.parent.mkdir()
+    output("tokenizer", "train", pieces["task.data"], "--out", own, "--vocab", "300")
+    before = own.read_bytes()
+    train(tmp_path / "run", pieces | {"task.tokenizer": own})
+    assert own.read_bytes() == before
+    assert output("generate", tmp_path / "run", "--prompt", "one", "--max-tokens", "2")
 
 
 def test_bytes_do_not_go_on_from_pieces(tmp_path: Path) -> None:

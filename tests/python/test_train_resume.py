@@ -11,10 +11,10 @@ import time
 from pathlib import Path
 
 import pytest
-from cli_program import output, refusal
+from cli_program import output, refusal, run
 from train_program import (CHANCE, Settings, assert_same_run, check_checkpoint, checkpoints,
-                           classify_task, failed, log_lines, log_text, losses, sort_task, start,
-                           tensors, text_task, train, wait_for_steps)
+                           classify_task, command, failed, log_lines, log_text, losses, safe_open,
+                           sort_task, start, tensors, text_task, train, wait_for_steps)
 
 STEPS: Settings = {"train.steps": 30, "train.log_every": 4, "train.save_every": 7,
                    "train.eval_every": 10, "train.eval_batches": 2}
@@ -270,6 +270,70 @@ def test_continue_begins_or_resumes(tmp_path: Path) -> None:
     assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
     assert "--resume excludes --continue" in failed(tmp_path / "parts", settings, "--continue",
                                                     "--resume", code=2)
+
+
+def test_continue_where_there_is_no_checkpoint(tmp_path: Path) -> None:
+    """A run that was killed before its first one is begun, with what is asked for now."""
+    settings = sort_task(**CHANCE, **STEPS)
+    train(tmp_path / "run", settings | {"train.steps": 2, "model.width": 64})
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    said = train(tmp_path / "run", settings, "--continue")
+    assert "step 0 of 30\n" in said
+    train(tmp_path / "whole", settings)
+    assert_same_run(tmp_path / "run", tmp_path / "whole")
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["steps"] == 30
+
+
+@pytest.mark.parametrize("flag", ["--resume", "--continue"])
+def test_damaged_checkpoints_are_not_trained_over(tmp_path: Path, flag: str) -> None:
+    settings = sort_task(**STEPS) | {"train.steps": 20, "train.keep": 2}
+    train(tmp_path / "run", settings)
+    *steps, best = [*checkpoints(tmp_path / "run"),
+                    tmp_path / "run" / "checkpoints" / "best.safetensors"]
+    for path in steps:
+        path.write_bytes(path.read_bytes()[:1000])  # a link to the best among them
+    best.write_bytes(b"")
+    before = log_text(tmp_path / "run")
+    done = run(*command(tmp_path / "run", settings, flag))
+    assert done.returncode == 1
+    *notices, message = done.stderr.splitlines()
+    assert notices == [f"sinkhorn: {path}: damaged; left out" for path in reversed(steps)]
+    assert message == (f"sinkhorn: {tmp_path / 'run'}: none of its checkpoints reads back; begin "
+                       "again in another folder")
+    assert log_text(tmp_path / "run") == before
+
+
+def test_the_best_serves_where_the_newest_are_damaged(tmp_path: Path) -> None:
+    settings = sort_task(**CHANCE, **STEPS) | {"train.keep": 1}
+    train(tmp_path / "whole", settings)
+    train(tmp_path / "run", settings | {"train.steps": 20})
+    folder = tmp_path / "run" / "checkpoints"
+    with safe_open(folder / "best.safetensors", framework="pt") as file:
+        step = file.metadata()["step"]
+    (newest,) = checkpoints(tmp_path / "run")
+    newest.unlink()  # it may be the best by another name
+    newest.write_bytes(b"cut off")
+    done = run(*command(tmp_path / "run", settings, "--resume"))
+    assert done.stderr == f"sinkhorn: {newest}: damaged; left out\n"
+    assert f"step {step} of 30, resumed" in done.stdout
+    assert_same_run(tmp_path / "run", tmp_path / "whole")
+
+
+def test_what_a_killed_part_took_is_counted(tmp_path: Path) -> None:
+    settings = sort_task(**STEPS) | {"train.save_every": 1, "train.log_every": 1}
+    process = start(tmp_path / "run", settings | {"train.steps": 10**6})
+    assert wait_for_steps(process, 20)
+    process.kill()
+    process.wait()
+    result = tmp_path / "run" / "result.json"
+    first = json.loads(result.read_text())
+    assert not first["finished"] and first["steps"] >= 19
+    settings |= {"train.steps": checkpoints(tmp_path / "run")[-1].stem.removeprefix("step-")}
+    train(tmp_path / "run", settings, "--resume")  # makes no step
+    last = json.loads(result.read_text())
+    assert last["finished"]
+    assert last["seconds"] > first["seconds"] > 0
+    assert last["tokens_per_second"] == first["tokens_per_second"]
 
 
 def test_another_machine_leaves_its_description(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@
 #include "scratch.h"
 #include "sinkhorn/error.h"
 #include "train/notice.h"
+#include "train/run_files.h"
 
 namespace sinkhorn::train {
 namespace {
@@ -53,6 +54,7 @@ TEST(RunFolder, StartsOnceAndResumesOnlyARun) {
   // Nothing was written yet: a start that died early may start again.
   {
     RunFolder run(root, false);
+    run.write_text("task.json", "{}\n");
     run.write_text("config.ini", "[task]\n");
   }
   EXPECT_EQ(read_bytes(root / "config.ini"), "[task]\n");
@@ -68,7 +70,7 @@ TEST(RunFolder, StartsOnceAndResumesOnlyARun) {
   }
   {
     RunFolder run(root, false);
-    run.begin_anew();
+    run.begin_anew(/*has_tokenizer=*/false);
     EXPECT_FALSE(fs::exists(root / "log.jsonl"));
     EXPECT_EQ(count_events(root), 0u);
     save(run, 1, 1);
@@ -217,6 +219,39 @@ TEST(RunFolder, FallsBackToACheckpointThatReads) {
   save(run, 250, 1);
   EXPECT_EQ(step_of(run.newest()), "250");
   EXPECT_EQ(count_files(folder), 2u);
+}
+
+TEST(RunFolder, FallsBackToTheBest) {
+  const Scratch scratch;
+  RunFolder run(scratch / "run", false);
+  save(run, 100, 1, /*best=*/true);
+  save(run, 200, 1);
+  const fs::path folder = scratch / "run/checkpoints";
+  fs::resize_file(folder / "step-00000200.safetensors", 50);
+  EXPECT_EQ(step_of(run.newest()), "100");
+  fs::resize_file(folder / "best.safetensors", 50);
+  EXPECT_EQ(run.newest(), std::nullopt);
+  EXPECT_TRUE(has_checkpoint(scratch / "run"));  // nobody trains over what is left
+}
+
+TEST(RunFolder, FailuresDropNoCheckpoint) {
+  const Scratch scratch;
+  RunFolder run(scratch / "run", false);
+  for (const int64_t step : {1, 2, 3}) save(run, step, RunFolder::kAll);
+  EXPECT_EQ(count_files(scratch / "run/checkpoints"), 4u);  // and newest.json
+}
+
+TEST(RunFolder, ConfigurationsOfSomebodyElseAreLeftAlone) {
+  const Scratch scratch;
+  fs::create_directories(scratch / "mine");
+  write_bytes(scratch / "mine/config.ini", "# mine\n");
+  EXPECT_THROW(RunFolder(scratch / "mine", false), UsageError);
+  EXPECT_THROW(RunFolder(scratch / "mine", true).begin_anew(false), UsageError);
+  EXPECT_EQ(read_bytes(scratch / "mine/config.ini"), "# mine\n");
+  fs::remove(scratch / "mine/config.ini");
+  write_bytes(scratch / "mine/log.jsonl", "{}\n");
+  EXPECT_THROW(RunFolder(scratch / "mine", false), UsageError);
+  EXPECT_EQ(read_bytes(scratch / "mine/log.jsonl"), "{}\n");
 }
 
 TEST(RunFolder, ForeignFilesAreLeftAlone) {
