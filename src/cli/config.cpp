@@ -61,20 +61,67 @@ train::OptimizerConfig optimizer_defaults(const std::string& size, const Setting
   return named;
 }
 
-void check_stack(const std::string& name, const nn::AttentionConfig& config, bool decoder) {
+// How to speak of a key: by file and line where it was stated in one.
+std::string name_of(const Settings& settings, const std::string& key) {
+  const auto found = settings.find(key);
+  return found == settings.end() ? key : found->second.name;
+}
+
+void check_heads(const models::ModelConfig& model, const Settings& settings) {
+  if (model.width % model.heads == 0) return;
+  const std::string width = std::to_string(model.width), heads = std::to_string(model.heads);
+  if (settings.contains("model.width") && !settings.contains("model.heads")) {
+    throw UsageError(settings.at("model.width").name + ": " + width + " is not shared evenly by " +
+                     heads + " heads (model.heads)");
+  }
+  throw UsageError(name_of(settings, "model.heads") + ": " + heads +
+                   " heads do not share model.width " + width + " evenly");
+}
+
+// What is wrong with a stack's attention is said of the key that was stated, if only as a preset.
+void check_stack(const std::string& stack, const nn::AttentionConfig& config, bool decoder,
+                 const Settings& settings) {
   try {
     nn::check_attention(config, decoder);
   } catch (const UsageError& error) {
-    throw UsageError(name + " " + error.what());
+    const std::string message = error.what();  // "attention: window ...", its key the first word
+    const std::string reason = message.substr(message.find(' ') + 1);
+    std::string key = reason.substr(0, reason.find(' '));
+    if (key == "sortcut") key = "kind";
+    for (const std::string& word : {key, std::string(key == "summary" ? "stride" : "preset")}) {
+      const auto stated = settings.find(stack + "." + word);
+      if (stated != settings.end()) throw UsageError(stated->second.name + ": " + reason);
+    }
+    throw UsageError(stack + " " + message);
   }
 }
 
-void check_device(const std::string& device) {
+void check_device(const std::string& device, const Settings& settings) {
   const std::string prefix = "cuda:";
   const bool numbered = device.starts_with(prefix) && device.size() > prefix.size() &&
                         device.find_first_not_of("0123456789", prefix.size()) == std::string::npos;
   if (numbered || device == "auto" || device == "cpu" || device == "cuda") return;
-  throw UsageError("train.device: \"" + device + "\" is not one of auto, cpu, cuda, cuda:N");
+  throw UsageError(name_of(settings, "train.device") + ": \"" + device +
+                   "\" is not one of auto, cpu, cuda, cuda:N");
+}
+
+// Where data is missing, that the task was chosen is what can be pointed at.
+void check_data(const tasks::TaskConfig& task, const Settings& settings) {
+  if (tasks::is_generated(task.name) || !task.data.empty()) return;
+  const std::string chosen = "task.name", name = name_of(settings, chosen);
+  throw UsageError(name.substr(0, name.size() - chosen.size()) + "task.data: the task " +
+                   task.name + " needs the folder or file of its data");
+}
+
+// `settings`: what was stated, and where.
+void check_stated(const train::RunConfig& config, const Settings& settings) {
+  const models::ModelConfig& model = config.model;
+  const std::string& task = config.task.name;
+  check_heads(model, settings);
+  if (tasks::has_encoder(task)) check_stack("encoder", model.encoder, false, settings);
+  if (tasks::has_decoder(task)) check_stack("decoder", model.decoder, true, settings);
+  check_device(config.train.device, settings);
+  check_data(config.task, settings);
 }
 
 }  // namespace
@@ -106,7 +153,7 @@ train::RunConfig read_config(const std::vector<std::filesystem::path>& files,
     const std::string name = files.empty() ? config.task.name : files[0].stem().string();
     config.train.run = "runs/" + name;
   }
-  check_config(config);
+  check_stated(config, settings);
   return config;
 }
 
@@ -118,8 +165,9 @@ bool names_task(const std::filesystem::path& path, const Overrides& overrides) {
 void make_absolute(train::RunConfig& config) {
   for (std::string* path : {&config.task.data, &config.task.cache, &config.train.init}) {
     if (path->empty()) continue;
-    const std::string whole = std::filesystem::absolute(*path).lexically_normal().string();
-    if (is_writable(whole)) *path = whole;
+    std::filesystem::path whole = std::filesystem::absolute(*path).lexically_normal();
+    if (whole.filename().empty() && whole != whole.root_path()) whole = whole.parent_path();
+    if (is_writable(whole.string())) *path = whole.string();
   }
 }
 
@@ -139,20 +187,7 @@ std::string write_config(const train::RunConfig& config) {
   return out.str();
 }
 
-void check_config(const train::RunConfig& config) {
-  const models::ModelConfig& model = config.model;
-  if (model.width % model.heads != 0) {
-    throw UsageError("model.heads: " + std::to_string(model.heads) +
-                     " heads do not share model.width " + std::to_string(model.width) + " evenly");
-  }
-  if (tasks::has_encoder(config.task.name)) check_stack("encoder", model.encoder, false);
-  if (tasks::has_decoder(config.task.name)) check_stack("decoder", model.decoder, true);
-  check_device(config.train.device);
-  if (!tasks::is_generated(config.task.name) && config.task.data.empty()) {
-    throw UsageError("task.data: the task " + config.task.name +
-                     " needs the folder or file of its data");
-  }
-}
+void check_config(const train::RunConfig& config) { check_stated(config, {}); }
 
 std::vector<Key> config_keys() {
   Choices choices;

@@ -26,7 +26,7 @@ train::RunConfig read_config(const std::vector<std::filesystem::path>& files,
 // Whether any of them says what to learn; the default task is trained otherwise.
 bool names_task(const std::filesystem::path& path, const Overrides& overrides);
 
-// Makes where a task's data lies the same from wherever its run is used later on.
+// Makes where data and train.init lie the same from wherever the run is used later on.
 void make_absolute(train::RunConfig& config);
 
 // All keys, resolved: reads back to the same configuration.
@@ -49,8 +49,8 @@ struct Key {
 };
 std::vector<Key> config_keys();
 
-// "; did you mean X?" with the nearest candidate, or the one that another program calls so; ""
-// where there is neither.
+// "; did you mean X?" with the nearest candidate, or the one that another program calls so, or a
+// sentence where that has no counterpart; "" where there is nothing to say.
 std::string suggestion(const std::string& name, const std::vector<std::string>& candidates);
 
 }  // namespace sinkhorn::cli

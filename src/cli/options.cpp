@@ -1,22 +1,23 @@
 // What the command lines of train, eval and inspect offer, and how it reaches them.
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cerrno>
 #include <cmath>
 #include <functional>
 #include <iostream>
+#include <map>
 #include <set>
 
 #include "cli/commands.h"
+#include "cli/fields.h"
 #include "cli/run_options.h"
 #include "sinkhorn/error.h"
-#include "train/task_info.h"
+#include "train/run_files.h"
 
 namespace sinkhorn::cli {
 namespace {
 
 using OfferKey = std::function<bool(const Key&)>;
-
-const std::filesystem::path kRunConfig = "config.ini";
 
 bool is_any(const Key&) { return true; }
 
@@ -108,8 +109,84 @@ void check_matter(const std::string& run, const train::RunConfig& trained,
   }
 }
 
+// A key is looked at only where another key of its section, the decider, holds one of the words.
+// Blocks and what sorts them are not among these keys: whoever compares kinds of attention gives
+// the same to all.
+struct Use {
+  const char* key;
+  const char* decider;
+  std::vector<std::string> words;
+};
+
+const std::vector<Use>& uses() {
+  static const std::vector<Use> kUses = {
+      {"max_blocks", "kind", {"sinkhorn", "mixture", "sortcut"}},
+      {"max_blocks", "sort_net", {"linear", "linear_relu", "mlp", "mlp_relu"}},
+      {"window", "kind", {"sinkhorn", "mixture", "window"}},
+      {"budget", "kind", {"sortcut"}},
+      {"stride", "kind", {"sparse"}},
+      {"summary", "kind", {"sparse"}},
+      {"merged", "kind", {"sparse"}},
+      {"beta1", "name", {"adamw", "adam"}},
+      {"beta2", "name", {"adamw", "adam"}},
+      {"epsilon", "name", {"adamw", "adam"}},
+      {"weight_decay", "name", {"adamw"}},
+      {"final_rate", "schedule", {"linear", "cosine"}},
+  };
+  return kUses;
+}
+
+using Values = std::map<std::string, std::string>;  // of all keys, resolved
+
+// Why a stated value is passed over, but for the section before it: "kind is full, not sparse"; ""
+// where it is not.
+std::string why_unused(const std::string& section, const std::string& name,
+                       const std::string& value, const Values& resolved) {
+  for (const Use& use : uses()) {
+    if (name != use.key) continue;
+    const std::string& found = resolved.at(section + "." + use.decider);
+    const std::vector<std::string>& words = use.words;
+    if (std::find(words.begin(), words.end(), found) != words.end()) continue;
+    const std::vector<std::string> others(words.begin(), words.end() - 1);
+    return std::string(use.decider) + " is " + found + ", not " + join(others, ", ") +
+           (others.empty() ? "" : " or ") + words.back();
+  }
+  if (name == "window" && resolved.at(section + ".kind") == "window" && std::stoll(value) == 0) {
+    return "kind is window, whose window is at least 1";
+  }
+  return "";
+}
+
+// attention.x is of use where one of the task's stacks looks at it.
+void check_use(const std::string& key, const std::string& value, const std::string& task,
+               const Values& resolved) {
+  const std::string section = key.substr(0, key.find('.')), name = key.substr(section.size() + 1);
+  std::vector<std::string> places = {section};
+  if (section == "attention") {
+    places.clear();
+    if (tasks::has_encoder(task)) places.push_back("encoder");
+    if (tasks::has_decoder(task)) places.push_back("decoder");
+  }
+  const size_t spoken_of = places.size();
+  if (name == "causal") std::erase(places, "encoder");
+  std::string why = places.empty() ? "only decoders have a causal rule" : "";
+  std::set<std::string> different;
+  for (const std::string& place : places) {
+    const std::string reason = why_unused(place, name, value, resolved);
+    if (reason.empty()) return;
+    different.insert(reason);
+    why += (why.empty() ? "" : "; ") + place + "." + reason;
+  }
+  if (different.size() == 1 && places.size() == spoken_of) why = section + "." + *different.begin();
+  throw UsageError("--" + key + " changes nothing: " + why);
+}
+
 // The same for a training: of the command line, since files are shared by tasks.
-void check_matter(const std::string& task, const Overrides& overrides) {
+void check_matter(const train::RunConfig& config, const Overrides& overrides) {
+  const std::string& task = config.task.name;
+  train::RunConfig copy = config;
+  Values resolved;
+  for (const Field& field : run_fields(copy)) resolved[field.key] = field.get();
   for (const auto& [key, value] : overrides) {
     const std::string needed = task_of(key);
     std::string why;
@@ -118,6 +195,7 @@ void check_matter(const std::string& task, const Overrides& overrides) {
     if (key.starts_with("encoder.") && !tasks::has_encoder(task)) why = ", which has no encoder";
     if (key.starts_with("decoder.") && !tasks::has_decoder(task)) why = ", which has no decoder";
     if (!why.empty()) throw UsageError("--" + key + " changes nothing of the task " + task + why);
+    check_use(key, value, task, resolved);
   }
 }
 
@@ -127,9 +205,8 @@ std::filesystem::path run_of(const std::filesystem::path& config) {
   namespace fs = std::filesystem;
   std::error_code unknown;
   const auto is_run = [&](const fs::path& folder) {
-    return fs::exists(folder / kRunConfig, unknown) &&
-           (fs::exists(folder / train::kRunTask, unknown) ||
-            fs::exists(folder / "checkpoints" / "newest.json", unknown));
+    return fs::exists(folder / train::kRunConfig, unknown) &&
+           (fs::exists(folder / train::kRunTask, unknown) || train::has_checkpoint(folder));
   };
   if (fs::is_directory(config, unknown)) {
     if (is_run(config)) return config;
@@ -137,14 +214,14 @@ std::filesystem::path run_of(const std::filesystem::path& config) {
                      ": is not the folder of a run; expected that, or a configuration file");
   }
   const fs::path folder = config.has_parent_path() ? config.parent_path() : fs::path(".");
-  return config.filename() == kRunConfig && is_run(folder) ? folder : fs::path();
+  return config.filename() == train::kRunConfig && is_run(folder) ? folder : fs::path();
 }
 
 }  // namespace
 
 train::RunConfig read_run_config(const std::filesystem::path& run, const Overrides& overrides) {
-  const bool trained = std::filesystem::exists(run / kRunConfig);
-  const std::filesystem::path path = trained ? run / kRunConfig : run / "config.json";
+  const bool trained = std::filesystem::exists(run / train::kRunConfig);
+  const std::filesystem::path path = trained ? run / train::kRunConfig : run / "config.json";
   if (!std::filesystem::exists(path)) {
     throw UsageError(
         run.string() +
@@ -225,7 +302,8 @@ Command add_train(CLI::App& program) {
       ->type_name("FILE");
   CLI::Option* resume = app->add_flag("--resume", options->resume,
                                       "continue the run in its folder from its newest checkpoint");
-  app->add_flag("--continue", options->go_on, "the same if there is a run, else begin it")
+  app->add_flag("--continue", options->go_on,
+                "the same if it has come to a checkpoint, else begin it")
       ->excludes(resume);
   app->add_flag("--dry-run", options->dry_run, "print the resolved configuration and stop");
   auto overrides = add_key_options(*app, is_any, /*trained=*/false);
@@ -235,13 +313,12 @@ Command add_train(CLI::App& program) {
       "that stack alone. Defaults are shown; model.size and presets move some of them.");
   return {app, [options, overrides] {
             const std::filesystem::path run = run_of(options->config);
-            const std::filesystem::path file = run.empty() ? options->config : run / kRunConfig;
+            const std::filesystem::path file =
+                run.empty() ? options->config : run / train::kRunConfig;
             if (!run.empty()) overrides->insert(overrides->begin(), {"train.run", run.string()});
             const train::RunConfig config = read_config(file, *overrides);
-            check_matter(config.task.name, *overrides);
-            const bool goes_on =
-                options->go_on &&
-                std::filesystem::exists(std::filesystem::path(config.train.run) / kRunConfig);
+            check_matter(config, *overrides);
+            const bool goes_on = options->go_on && train::has_checkpoint(config.train.run);
             if (!options->dry_run) {
               return run_train({config, names_task(file, *overrides), options->resume || goes_on});
             }

@@ -43,11 +43,28 @@ void spread_attention(Settings& settings) {
   }
 }
 
+std::string_view trimmed(std::string_view text) {
+  const size_t begin = std::min(text.find_first_not_of(" \t\r"), text.size());
+  return text.substr(begin, text.find_last_not_of(" \t\r") + 1 - begin);
+}
+
+bool says_nothing(std::string_view line) {
+  line = trimmed(line);
+  return line.empty() || line[0] == '#' || line[0] == ';';
+}
+
+// The name in "[name]": CLI11 would take any other line that begins so for a key.
+std::string section_of(std::string_view line, const std::string& where) {
+  const size_t end = line.find(']');
+  if (end + 1 == line.size()) return std::string(line.substr(1, end - 1));
+  const bool closed = end != line.npos;
+  throw UsageError(where + std::string(line.substr(0, closed ? end + 1 : 40)) +
+                   (closed ? ": a section's name stands alone on its line"
+                           : ": a section's name ends with a ]"));
+}
+
 // CLI11 passes over some lines that say nothing it knows, and ends a value at a #, quoted or not.
 void check_line(std::string_view line, const std::string& where) {
-  const size_t begin = std::min(line.find_first_not_of(" \t\r"), line.size());
-  line.remove_prefix(begin);
-  if (line.empty() || line[0] == '#' || line[0] == ';' || line[0] == '[') return;
   const size_t equals = line.find('=');
   if (equals == line.npos || equals == 0) {
     const size_t word = std::min<size_t>(line.find_first_of(" \t"), 40);
@@ -69,22 +86,20 @@ void check_line(std::string_view line, const std::string& where) {
   }
 }
 
-std::string_view trimmed(std::string_view text) {
-  const size_t begin = std::min(text.find_first_not_of(" \t\r"), text.size());
-  return text.substr(begin, text.find_last_not_of(" \t\r") + 1 - begin);
-}
-
 // The line where each key is stated, after every line was checked.
 std::map<std::string, int64_t> lines_of_keys(std::istream& text, const std::string& file) {
   std::map<std::string, int64_t> lines;
   std::string line, section;
   for (int64_t number = 1; std::getline(text, line); ++number) {
+    if (says_nothing(line)) continue;
     const std::string where = file + ":" + std::to_string(number) + ": ";
-    check_line(line, where);
     const std::string_view stated = trimmed(line);
     if (stated.starts_with("[")) {
-      section = std::string(trimmed(stated.substr(1, stated.find(']') - 1))) + ".";
-    } else if (const size_t equals = stated.find('='); equals != stated.npos) {
+      section = section_of(stated, where) + ".";
+      continue;
+    }
+    check_line(stated, where);
+    if (const size_t equals = stated.find('='); equals != stated.npos) {
       const std::string key = section + std::string(trimmed(stated.substr(0, equals)));
       const auto [found, is_first] = lines.emplace(key, number);
       if (!is_first) {
@@ -128,9 +143,6 @@ Settings parse_file(const fs::path& path, const std::string& included_by) {
   for (const CLI::ConfigItem& item : items) {
     if (item.name == "++" || item.name == "--") continue;  // a section begins or ends
     const std::string key = item.fullname();
-    if (item.name.starts_with("[")) {
-      throw UsageError(where + item.name + ": a section's name stands alone on its line");
-    }
     if (item.inputs.size() != 1) {
       throw UsageError(place_of(key) + key + ": expected one value, found " +
                        std::to_string(item.inputs.size()) +

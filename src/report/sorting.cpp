@@ -11,8 +11,7 @@ namespace {
 
 // Divides all figures by a count, at least 1.
 SortFigures divided(SortFigures sums, int64_t count) {
-  for (double* figure :
-       {&sums.own, &sums.previous, &sums.elsewhere, &sums.largest, &sums.entropy}) {
+  for (double* figure : {&sums.own, &sums.newest, &sums.elsewhere, &sums.largest, &sums.entropy}) {
     *figure /= static_cast<double>(std::max<int64_t>(count, 1));
   }
   return sums;
@@ -26,17 +25,18 @@ SortFigures sort_figures(const std::vector<float>& r, int64_t blocks, int64_t wi
                 std::to_string(r.size()) + " entries");
   }
   SortFigures sums;
+  sums.distance = window + 1;
   int64_t rows = 0;
   for (int64_t i = 0; i < blocks; ++i) {
     const float* row = r.data() + i * blocks;
     const double sum = std::accumulate(row, row + blocks, 0.0);
     if (!(sum > 0)) continue;
     ++rows;
-    const int64_t newest = i - window - 1;
-    const double own = row[i] / sum, previous = newest >= 0 ? row[newest] / sum : 0;
+    const int64_t source = i - sums.distance;
+    const double own = row[i] / sum, newest = source >= 0 ? row[source] / sum : 0;
     sums.own += own;
-    sums.previous += previous;
-    sums.elsewhere += std::max(0.0, 1 - own - previous);
+    sums.newest += newest;
+    sums.elsewhere += std::max(0.0, 1 - own - newest);
     sums.largest += *std::max_element(row, row + blocks) / sum;
     for (int64_t j = 0; j < blocks; ++j) {
       const double share = row[j] / sum;
@@ -50,7 +50,7 @@ SortFigures mean_figures(const std::vector<SortMatrix>& matrices) {
   SortFigures sums;
   for (const SortMatrix& matrix : matrices) {
     sums.own += matrix.figures.own;
-    sums.previous += matrix.figures.previous;
+    sums.newest += matrix.figures.newest;
     sums.elsewhere += matrix.figures.elsewhere;
     sums.largest += matrix.figures.largest;
     sums.entropy += matrix.figures.entropy;

@@ -11,8 +11,9 @@ namespace sinkhorn::report {
 // rule the first reads nothing).
 struct SortFigures {
   double own = 0;        // mean share of the own block
-  double previous = 0;   // of the block before; with a window, of the newest one before it
-  double elsewhere = 0;  // of all others
+  double newest = 0;     // of the newest source before it
+  int64_t distance = 0;  // of that one from the own block, in blocks; 0: a mean of several
+  double elsewhere = 0;  // mean share of all others
   double largest = 0;    // of a row's largest entry: how sharp
   double entropy = 0;    // mean entropy of a row, in bits
 };
@@ -26,7 +27,7 @@ struct SortMatrix {
 };
 
 // window: blocks before the own one that a strict rule leaves out of the sort, since they are seen
-// anyway.
+// anyway. The newest source lies behind them.
 SortFigures sort_figures(const std::vector<float>& r, int64_t blocks, int64_t window = 0);
 
 // The mean of several matrices' figures.

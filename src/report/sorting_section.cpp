@@ -106,7 +106,7 @@ std::string summary_row(const Run& run) {
   std::string html = "<tr><th scope=\"row\">" + escape(run.name) + "</th><td class=\"number\">" +
                      std::to_string(run.sorts.size()) + "</td>";
   for (const std::string& text : {percent(f.largest), fixed(f.entropy, 2), percent(f.own),
-                                  percent(f.previous), percent(f.elsewhere)}) {
+                                  percent(f.newest), percent(f.elsewhere)}) {
     html += "<td class=\"number\">" + text + "</td>";
   }
   return html + "</tr>";
@@ -138,7 +138,7 @@ std::string group_html(const Group& group, size_t& unfolded) {
   if (summary.empty()) return "";
   return "<div class=\"wide\"><table><thead><tr><th>run</th><th class=\"number\">heads</th>"
          "<th class=\"number\">largest</th><th class=\"number\">entropy, bits</th>"
-         "<th class=\"number\">own</th><th class=\"number\">previous</th>"
+         "<th class=\"number\">own</th><th class=\"number\">newest source</th>"
          "<th class=\"number\">elsewhere</th></tr></thead><tbody>" +
          summary + "</tbody></table></div>" + pictures;
 }
@@ -159,8 +159,9 @@ std::string sorting_section(const std::vector<Run>& runs) {
          "that is read, both from the first. " +
          colour_key() +
          "</p><p class=\"quiet\">Largest: the mean share of a row&#39;s largest entry, 100% for a "
-         "hard permutation. Entropy: of a row, 0 for a hard one. Elsewhere: the mean share that is "
-         "neither the own block nor the newest that it may be handed.</p>" +
+         "hard permutation. Entropy: of a row, 0 for a hard one. Own: the mean share of the block "
+         "itself. Newest source: of the newest block before it that it may be handed, behind the "
+         "window in causal models. Elsewhere: of all others.</p>" +
          html + "</section>";
 }
 

@@ -35,7 +35,8 @@ ordered_json head_object(const report::SortMatrix& matrix, bool values) {
       {"largest", f.largest},
       {"entropy", f.entropy},
       {"own", f.own},
-      {"previous", f.previous},
+      {"newest", f.newest},
+      {"newest_distance", f.distance},
       {"elsewhere", f.elsewhere},
       {"sources", sources_of(matrix)},
       {"png", report::base64(report::heat_map_png(matrix.r, matrix.blocks, matrix.blocks))}};

@@ -194,12 +194,22 @@ TEST(Suggestion, KnowsOtherProgramsNames) {
     options.push_back("--" + key.name);
   }
   const std::vector<std::pair<std::string, std::string>> names = {
-      {"lr", "optimizer.rate"},           {"learning-rate", "optimizer.rate"},
-      {"batch_size", "train.batch"},      {"max_iters", "train.steps"},
-      {"block_size", "task.length"},      {"n_layer", "model.layers"},
-      {"n_embd", "model.width"},          {"save-dir", "train.run"},
-      {"clip-norm", "optimizer.clip"},    {"init_from", "train.init"},
-      {"update-freq", "train.accumulate"}};
+      {"lr", "optimizer.rate"},
+      {"learning-rate", "optimizer.rate"},
+      {"batch_size", "train.batch"},
+      {"max_iters", "train.steps"},
+      {"block_size", "task.length"},
+      {"n_layer", "model.layers"},
+      {"n_embd", "model.width"},
+      {"save-dir", "train.run"},
+      {"clip-norm", "optimizer.clip"},
+      {"init_from", "train.init"},
+      {"update-freq", "train.accumulate"},
+      {"adam_beta2", "optimizer.beta2"},
+      {"attn_pdrop", "model.attention_dropout"},
+      {"resid_pdrop", "model.dropout"},
+      {"activation-dropout", "model.relu_dropout"},
+      {"encoder-embed-dim", "model.width"}};
   for (const auto& [name, key] : names) {
     EXPECT_EQ(suggestion(name, keys), "; did you mean " + key + "?");
     EXPECT_EQ(suggestion("--" + name, options), "; did you mean --" + key + "?");
@@ -208,6 +218,49 @@ TEST(Suggestion, KnowsOtherProgramsNames) {
   EXPECT_EQ(suggestion("--divice", options), "; did you mean --train.device?");
   EXPECT_EQ(suggestion("--dropout", options), "; did you mean --model.dropout?");
   EXPECT_EQ(suggestion("lr", {"steps"}), "");
+}
+
+TEST(Suggestion, ASectionAloneIsTheKeyThatSaysMostOfIt) {
+  std::vector<std::string> options;
+  for (const Key& key : config_keys()) options.push_back("--" + key.name);
+  for (const char* key : {"task.name", "model.size", "attention.kind", "encoder.kind",
+                          "decoder.kind", "optimizer.name", "train.steps"}) {
+    const std::string option = std::string("--") + key;
+    EXPECT_EQ(suggestion(option.substr(0, option.find('.')), options),
+              "; did you mean " + option + "?");
+  }
+  EXPECT_EQ(refusal("optimizer = adam\n"),
+            "FILE:1: unknown key optimizer; did you mean optimizer.name?");
+}
+
+// What other programs have and no key answers to alone.
+TEST(Suggestion, SaysWhereThereIsNoCounterpart) {
+  std::vector<std::string> keys, options;
+  for (const Key& key : config_keys()) {
+    keys.push_back(key.name);
+    options.push_back("--" + key.name);
+  }
+  const std::vector<std::pair<std::vector<std::string>, std::string>> answers = {
+      {{"epochs", "num_train_epochs", "max-epoch", "max_epochs"},
+       "training is counted in steps: train.steps"},
+      {{"min_lr"}, "optimizer.final_rate is a share of the peak rate"},
+      {{"decay_lr"}, "optimizer.schedule says how the rate decays; constant: not at all"},
+      {{"lr_decay_iters"},
+       "the rate decays as optimizer.schedule says, until the last of train.steps"},
+      {{"adam-betas", "adam_betas"}, "these are two keys, optimizer.beta1 and optimizer.beta2"},
+      {{"nproc_per_node", "nproc-per-node", "nnodes"},
+       "a run is one process on one device: train.device"},
+      {{"encoder-layers", "decoder_layers"}, "encoder and decoder have model.layers each"}};
+  for (const auto& [names, answer] : answers) {
+    for (const std::string& name : names) {
+      EXPECT_EQ(suggestion(name, keys), "; " + answer);
+      EXPECT_EQ(suggestion("--" + name, options), "; " + answer);
+      EXPECT_EQ(suggestion("train." + name, keys), "; " + answer);
+      EXPECT_EQ(suggestion(name, {"attention.block"}), "");  // where there is no such key
+    }
+  }
+  EXPECT_EQ(refusal("[train]\nepochs = 3\n"),
+            "FILE:2: unknown key train.epochs; training is counted in steps: train.steps");
 }
 
 TEST(ReadConfig, WrongValuesSayWhatWasExpected) {
@@ -237,7 +290,12 @@ TEST(ReadConfig, MalformedFilesAreRefused) {
   EXPECT_EQ(refusal("[train]\nsteps = 1\nbatch = 2\nsteps = 3\n"),
             "FILE:4: train.steps is stated twice; the first time in line 2");
   EXPECT_EQ(refusal("[model]\nlayers = 1\n[train]  # here\nsteps = 1\n"),
-            "FILE: [train]: a section's name stands alone on its line");
+            "FILE:3: [train]: a section's name stands alone on its line");
+  EXPECT_EQ(refusal("[model]\n  [train]layers = 1\n"),
+            "FILE:2: [train]: a section's name stands alone on its line");
+  EXPECT_EQ(refusal("\n[train\nsteps = 1\n"), "FILE:2: [train: a section's name ends with a ]");
+  EXPECT_EQ(refusal("[train]\r\nsteps = x\r\n"),
+            "FILE:2: train.steps: \"x\" is not a whole number");
   EXPECT_EQ(refusal("[task]\ndata = my folder\n"),
             "FILE:2: task.data: expected one value, found 2; quote a value that holds spaces or "
             "commas");
@@ -252,10 +310,34 @@ TEST(CheckConfig, RefusesWhatDoesNotGoTogether) {
             "train.device: \"tpu\" is not one of auto, cpu, cuda, cuda:N");
   EXPECT_EQ(refusal("", {{"task.name", "lm"}}),
             "task.data: the task lm needs the folder or file of its data");
-  EXPECT_EQ(refusal("", {{"attention.kind", "sortcut"}}).substr(0, 18), "decoder attention:");
+  EXPECT_EQ(refusal("", {{"attention.kind", "sortcut"}}).substr(0, 33),
+            "attention.kind: sortcut cannot be");
   // A classifier has no decoder to refuse it.
   EXPECT_NO_THROW(
       read_config("", {{"task.name", "nli"}, {"task.data", "x"}, {"attention.kind", "sortcut"}}));
+}
+
+// What does not go together is said of the line that stated it.
+TEST(CheckConfig, NamesFileAndLine) {
+  const auto begins = [](const std::string& text, const Overrides& overrides,
+                         const std::string& expected) {
+    const std::string said = refusal(text, overrides);
+    EXPECT_EQ(said.substr(0, expected.size()), expected);
+  };
+  begins("[train]\nsteps = 1\n[decoder]\nkind = sortcut\n", {}, "FILE:4: decoder.kind: sortcut");
+  begins("[attention]\nkind = sortcut\n", {}, "FILE:2: attention.kind: sortcut cannot");
+  begins("[attention]\nblock = 8\npreset = paper\n", {{"attention.window", "1"}},
+         "FILE:3: attention.preset: combine 'logits' adds block to block and needs window 0");
+  begins("[encoder]\npooling = recent\n", {}, "FILE:2: encoder.pooling: pooling 'recent'");
+  begins("[attention]\nkind = sparse\nstride = 4\n", {}, "FILE:3: attention.stride: summary (8)");
+  begins("[attention]\nkind = sparse\nsummary = 99\nstride = 4\n", {},
+         "FILE:3: attention.summary: summary (99)");
+  begins("[model]\nheads = 3\n", {}, "FILE:2: model.heads: 3 heads do not share model.width 128");
+  begins("[model]\nwidth = 130\n", {}, "FILE:2: model.width: 130 is not shared evenly by 4 heads");
+  begins("[model]\nwidth = 130\n", {{"model.heads", "3"}}, "model.heads: 3 heads do not share");
+  begins("\n[task]\nname = lm\n", {}, "FILE:3: task.data: the task lm needs the folder or file");
+  begins("[task]\nname = text\n", {{"task.name", "lm"}}, "task.data: the task lm needs");
+  begins("[train]\ndevice = tpu\n", {}, "FILE:2: train.device: \"tpu\" is not one of");
 }
 
 // Files that include one another, in a folder of their own.

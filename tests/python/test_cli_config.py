@@ -92,9 +92,26 @@ def test_absurd_sizes_are_refused_at_once() -> None:
                 == f"{key}: {value} is out of range; expected {expected}")
 
 
-def test_values_that_do_not_go_together() -> None:
+def test_values_that_do_not_go_together(tmp_path: Path) -> None:
     assert "sortcut" in refusal("train", SORT, "--attention.kind", "sortcut")
     assert "evenly" in refusal("train", SORT, "--model.heads", "5")
+    path = write(tmp_path, "[model]\nlayers = 3\nheads = 5\n")
+    assert refusal("train", path) == (
+        f"{path}:3: model.heads: 5 heads do not share model.width 128 evenly")
+    assert refusal("train", write(tmp_path, "[attention]\nkind = sortcut\n")).startswith(
+        f"{path}:2: attention.kind: sortcut cannot be used in a decoder: ")
+
+
+def test_names_of_other_programs(tmp_path: Path) -> None:
+    path = write(tmp_path, "")
+    for name, answer in (
+            ("epochs", "; training is counted in steps: train.steps"),
+            ("min_lr", "; optimizer.final_rate is a share of the peak rate"),
+            ("nproc-per-node", "; a run is one process on one device: train.device"),
+            ("optimizer", "; did you mean --optimizer.name?"),
+            ("attention", "; did you mean --attention.kind?")):
+        assert refusal("train", path, f"--{name}", "3") == f"unknown option --{name}{answer}"
+    assert refusal("generate", tmp_path, "--epochs", "3") == "unknown option --epochs"
 
 
 def test_a_file_that_is_no_text(tmp_path: Path) -> None:
@@ -147,6 +164,101 @@ def test_keys_that_would_change_nothing(tmp_path: Path) -> None:
             f"--{key.split('=')[0]} changes nothing of the task {task}, {why}")
     shared = write(tmp_path, '[encoder]\nkind = "full"\n')  # files are
     assert resolved(shared, "--task.name=text", "--task.data", tmp_path)["encoder"]["kind"] == '"full"'
+
+
+SORTING, ANY_NET = "sinkhorn, mixture or sortcut", "linear, linear_relu, mlp or mlp_relu"
+LOCAL = "sinkhorn, mixture or window"
+# Of the task sort, which has both stacks, the keys and what is said of the first.
+IDLE = [
+    (["attention.window=3", "attention.kind=full"], f"attention.kind is full, not {LOCAL}"),
+    (["attention.window=2", "attention.kind=local"], f"attention.kind is local, not {LOCAL}"),
+    (["attention.window=2", "encoder.kind=full", "decoder.kind=local"],
+     f"encoder.kind is full, not {LOCAL}; decoder.kind is local, not {LOCAL}"),
+    (["encoder.window=2", "encoder.kind=full"], f"encoder.kind is full, not {LOCAL}"),
+    (["attention.window=0", "attention.kind=window"],
+     "attention.kind is window, whose window is at least 1"),
+    (["attention.max_blocks=3"], f"attention.sort_net is bilinear, not {ANY_NET}"),
+    (["attention.max_blocks=3", "encoder.kind=full"],
+     f"encoder.kind is full, not {SORTING}; decoder.sort_net is bilinear, not {ANY_NET}"),
+    (["encoder.causal=strict"], "only decoders have a causal rule"),
+    *((["attention." + key], "attention.kind is sinkhorn, not " + kind)
+      for key, kind in (("budget=7", "sortcut"), ("stride=8", "sparse"), ("summary=4", "sparse"),
+                        ("merged=on", "sparse"))),
+    *((["optimizer." + key, "optimizer.name=adafactor"],
+       "optimizer.name is adafactor, not adamw or adam")
+      for key in ("beta1=0.8", "beta2=0.9", "epsilon=1e-8")),
+    (["optimizer.beta1=0.8", "model.size=lm_base"], "optimizer.name is adafactor, not adamw or adam"),
+    (["optimizer.weight_decay=0.1", "optimizer.name=adam"], "optimizer.name is adam, not adamw"),
+    *((["optimizer.final_rate=0.1", "optimizer.schedule=" + schedule],
+       f"optimizer.schedule is {schedule}, not linear or cosine")
+      for schedule in ("constant", "noam", "rsqrt")),
+]
+
+
+@pytest.mark.parametrize(("keys", "why"), IDLE, ids=[keys[0] for keys, _ in IDLE])
+def test_keys_that_nothing_would_look_at(keys: list[str], why: str, tmp_path: Path) -> None:
+    words = [f"--{key}" for key in keys]
+    key = words[0].split("=")[0]
+    assert refusal("train", write(tmp_path, ""), *words) == f"{key} changes nothing: {why}"
+
+
+def test_files_may_state_what_nothing_looks_at(tmp_path: Path) -> None:
+    """They are shared by tasks, kinds and optimizers."""
+    path = write(tmp_path, "[attention]\nkind = full\nwindow = 3\nstride = 8\npreset = windowed\n"
+                           "[encoder]\ncausal = strict\n[optimizer]\nname = adafactor\nbeta1 = 0.8\n")
+    assert resolved(path)["decoder"]["window"] == "3"
+    assert resolved(path, "--attention.kind=sinkhorn")["encoder"]["window"] == "3"
+
+
+@pytest.mark.parametrize("keys", [
+    ["attention.window=3", "encoder.kind=full"],  # one stack looks at it
+    ["attention.window=0", "encoder.kind=window"],
+    ["attention.window=2", "attention.kind=window"],
+    ["attention.window=2", "attention.kind=mixture"],
+    ["attention.block=8", "attention.kind=local"],
+    # Whoever compares kinds gives the same to all.
+    ["attention.block=8", "attention.sort_net=mlp", "attention.gumbel=on", "attention.kind=full"],
+    ["attention.preset=prefix", "attention.iterations=2", "attention.kind=window"],
+    ["attention.max_blocks=99", "decoder.sort_net=mlp"],
+    ["attention.sort_net=linear", "encoder.kind=sortcut", "decoder.kind=full"],
+    ["encoder.budget=3", "encoder.kind=sortcut"],
+    ["attention.budget=3", "encoder.kind=sortcut"],
+    ["attention.stride=16", "attention.summary=4", "attention.merged=on", "attention.kind=sparse"],
+    ["attention.causal=inclusive", "attention.window=0", "encoder.kind=full"],
+    ["attention.tie_kv=on", "attention.kind=full"],
+    ["attention.preset=paper", "encoder.kind=sortcut", "decoder.kind=full"],
+    ["optimizer.beta1=0.8", "optimizer.beta2=0.9", "optimizer.epsilon=1e-8", "optimizer.name=adam"],
+    ["optimizer.weight_decay=0"],
+    ["optimizer.final_rate=0", "optimizer.schedule=linear"],
+    ["optimizer.warmup=3", "optimizer.rate=0.5", "optimizer.clip=1", "optimizer.schedule=rsqrt",
+     "optimizer.name=adafactor"],
+], ids=lambda keys: keys[0])
+def test_keys_that_something_looks_at(keys: list[str], tmp_path: Path) -> None:
+    resolved(write(tmp_path, ""), *(f"--{key}" for key in keys))
+
+
+def test_the_stacks_of_the_task_decide(tmp_path: Path) -> None:
+    path, data = write(tmp_path, ""), ["--task.data", tmp_path]
+    classify, text = (["--task.name", name, *data] for name in ("classify", "text"))
+    resolved(path, *classify, "--attention.kind=sortcut", "--attention.budget=3", "--attention.block=8")
+    assert refusal("train", path, *classify, "--attention.causal=strict") == (
+        "--attention.causal changes nothing: only decoders have a causal rule")
+    assert refusal("train", path, *classify, "--attention.window=1", "--attention.kind=sortcut") == (
+        f"--attention.window changes nothing: attention.kind is sortcut, not {LOCAL}")
+    encoder = write(tmp_path, "[encoder]\nkind = sparse\n")  # which a language model has not
+    assert refusal("train", encoder, *text, "--attention.stride=8") == (
+        "--attention.stride changes nothing: attention.kind is sinkhorn, not sparse")
+
+
+# As docs, README.md and tools/demo write them.
+@pytest.mark.parametrize("words", [
+    ["study/recall.task.ini", "--attention.kind", "window", "--attention.window", "2"],
+    ["study/recall.task.ini", "--attention.kind", "full"],
+    *(["demo/sort.ini", "--attention.kind", kind] for kind in ("sinkhorn", "local", "full")),
+    ["demo/sort.ini", "--attention.kind", "window", "--attention.window", "2"],
+], ids=" ".join)
+def test_commands_of_the_manual(words: list[str]) -> None:
+    resolved(CONFIGS / words[0], *words[1:])
 
 
 def test_a_key_without_its_value(tmp_path: Path) -> None:

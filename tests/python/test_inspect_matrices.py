@@ -94,9 +94,9 @@ def figures_by_hand(r: Tensor, window: int) -> dict[str, float]:
     """Means over the rows that read something, of shares of their sums."""
     rows = [(i, (row / row.sum()).tolist()) for i, row in enumerate(r) if row.sum() > 0]
     own = [row[i] for i, row in rows]
-    previous = [row[i - window - 1] if i > window else 0 for i, row in rows]
-    each = {"own": own, "previous": previous,
-            "elsewhere": [1 - a - b for a, b in zip(own, previous)],
+    newest = [row[i - window - 1] if i > window else 0 for i, row in rows]
+    each = {"own": own, "newest": newest,
+            "elsewhere": [1 - a - b for a, b in zip(own, newest)],
             "largest": [max(row) for _, row in rows],
             "entropy": [-math.fsum(p * math.log2(p) for p in row if p) for _, row in rows]}
     return {name: math.fsum(values) / len(rows) for name, values in each.items()}
@@ -121,9 +121,25 @@ def test_matrices_and_figures(tmp_path: Path, task: str, kind: str) -> None:
             torch.testing.assert_close(r[:blocks, :blocks], by_hand, **NEAR)
             assert not r[blocks:].any() and not r[:, blocks:].any()  # pads are no blocks to read
             strict = sort["stack"] == "decoder" and a["causal"] == "strict"
-            figures = figures_by_hand(r, a["window"] if strict else 0)
+            window = a["window"] if strict else 0
+            figures = figures_by_hand(r, window)
             assert {name: sort[name] for name in figures} == pytest.approx(figures, abs=1e-6)
+            assert sort["newest_distance"] == window + 1
     assert max(lengths) > 4 * BLOCK and sum(length % BLOCK > 0 for length in lengths) > 1
+
+
+def test_what_is_printed_are_the_figures(tmp_path: Path) -> None:
+    """The newest source with its distance: behind a window it is not the block before."""
+    run = run_of(tmp_path, "sort", "bilinear")
+    said = output("inspect", run, "--example", "31", "--out", run / "seen")
+    lines = [line for line in said.splitlines() if " head " in line]
+    sorts = inspected(run, "--example", 31)["sorts"]
+    assert {sort["stack"]: sort["newest_distance"] for sort in sorts} == {"encoder": 1, "decoder": 2}
+    back = {"encoder": "1 block", "decoder": "2 blocks"}
+    assert lines == [
+        f"{s['stack']} layer {s['layer']} head {s['head']}: {s['blocks']} blocks, "
+        f"own {100 * s['own']:.1f}%, newest source ({back[s['stack']]} back) {100 * s['newest']:.1f}%, "
+        f"largest {100 * s['largest']:.1f}%, entropy {s['entropy']:.2f} bits" for s in sorts]
 
 
 def test_examples_are_the_test_split_from_short_to_long(tmp_path: Path) -> None:

@@ -68,11 +68,17 @@ def classify_task(folder: Path, **more: Any) -> Settings:
 
 
 def command(folder: Path, settings: Settings, *flags: str) -> list[str]:
-    empty = folder.parent / "empty.ini"
-    empty.touch()
-    words = ["train", str(empty), "--train.run", str(folder)]
+    """What is shared stands in a file, which may state what a test's kind of attention or optimizer
+    does not look at; the rest on the command line, where that would be refused."""
+    lines = []
+    for key in SMALL.keys() & settings.keys():
+        section, name = key.split(".")
+        lines.append(f"[{section}]\n{name} = {settings[key]}\n")
+    shared = folder.parent / f"{folder.name}.ini"
+    shared.write_text("".join(sorted(lines)))
+    words = ["train", str(shared), "--train.run", str(folder)]
     for key, value in settings.items():
-        words += [f"--{key}", str(value)]
+        words += [] if key in SMALL else [f"--{key}", str(value)]
     return [*words, *flags]
 
 

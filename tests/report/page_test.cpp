@@ -55,6 +55,13 @@ TEST(Sorting, FoldsManyMatricesAway) {
   EXPECT_TRUE(contains(many, "decoder, layer 11"));
 }
 
+TEST(Sorting, CallsTheNewestSourceBySuchAName) {
+  const std::string html = sorting_section({run_of(1, 3)});
+  EXPECT_TRUE(contains(html, "<th class=\"number\">newest source</th>"));
+  EXPECT_TRUE(contains(html, "Newest source: of the newest block before it"));
+  EXPECT_FALSE(contains(html, "previous"));
+}
+
 TEST(Sorting, StaysSmallWithManyBlocks) {
   const std::string large = sorting_section({run_of(8, 512)});
   EXPECT_LT(large.size(), 200'000u);

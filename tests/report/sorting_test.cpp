@@ -10,7 +10,7 @@ namespace {
 TEST(SortFigures, OfAHardPermutation) {
   const SortFigures f = sort_figures({0, 0, 1, 1, 0, 0, 0, 1, 0}, 3);  // 2, 0, 1
   EXPECT_DOUBLE_EQ(f.own, 0);
-  EXPECT_NEAR(f.previous, 2.0 / 3, 1e-12);
+  EXPECT_NEAR(f.newest, 2.0 / 3, 1e-12);
   EXPECT_NEAR(f.elsewhere, 1.0 / 3, 1e-12);
   EXPECT_DOUBLE_EQ(f.largest, 1);
   EXPECT_DOUBLE_EQ(f.entropy, 0);
@@ -19,19 +19,21 @@ TEST(SortFigures, OfAHardPermutation) {
 TEST(SortFigures, OfTheFlattestOne) {
   const SortFigures f = sort_figures(std::vector<float>(16, 0.25f), 4);
   EXPECT_DOUBLE_EQ(f.own, 0.25);
-  EXPECT_DOUBLE_EQ(f.previous, 0.75 * 0.25);
+  EXPECT_DOUBLE_EQ(f.newest, 0.75 * 0.25);
   EXPECT_DOUBLE_EQ(f.entropy, 2);
-  EXPECT_DOUBLE_EQ(f.own + f.previous + f.elsewhere, 1);
+  EXPECT_DOUBLE_EQ(f.own + f.newest + f.elsewhere, 1);
 }
 
 TEST(SortFigures, RowsThatReadNothingDoNotCount) {
   const SortFigures f = sort_figures({0, 0, 0.5f, 0}, 2);  // its sum is not 1: shares of the sum
-  EXPECT_DOUBLE_EQ(f.previous, 1);
+  EXPECT_DOUBLE_EQ(f.newest, 1);
   EXPECT_DOUBLE_EQ(f.largest, 1);
   // Behind a window of one block the newest source is two blocks before.
   const SortFigures behind = sort_figures({0, 0, 0, 0, 0, 0, 1, 0, 0}, 3, 1);
-  EXPECT_DOUBLE_EQ(behind.previous, 1);
+  EXPECT_DOUBLE_EQ(behind.newest, 1);
   EXPECT_DOUBLE_EQ(behind.elsewhere, 0);
+  EXPECT_EQ(behind.distance, 2);
+  EXPECT_EQ(f.distance, 1);
   EXPECT_DOUBLE_EQ(sort_figures({0}, 1).largest, 0);
   EXPECT_THROW(sort_figures({1, 2}, 2), Error);
 }
