@@ -17,12 +17,13 @@ std::string message_of(cudaError_t status) {
 
 TEST(CudaCheckTest, SuccessIsSilent) { EXPECT_EQ(message_of(cudaSuccess), ""); }
 
-TEST(CudaCheckTest, AnOldCardIsToldWhatToDo) {
+TEST(CudaCheckTest, ACardThatTheBuildDoesNotKnowIsToldWhatToDo) {
   for (const cudaError_t status :
        {cudaErrorNoKernelImageForDevice, cudaErrorInvalidDeviceFunction}) {
     EXPECT_EQ(message_of(status),
-              "attention_fwd: this GPU is older than the CUDA kernels were built for; build with "
-              "-DSINKHORN_CUDA_ARCHITECTURES naming it (80 is the oldest supported)");
+              "attention_fwd: the CUDA kernels were not built for this GPU; build with "
+              "-DSINKHORN_CUDA_ARCHITECTURES naming it (80 is the oldest supported), or use the "
+              "CPU");
   }
 }
 

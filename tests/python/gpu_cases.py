@@ -227,6 +227,7 @@ def sanitize(device: str, match: str) -> None:
             call("sinkhorn", case, inputs).cpu()
             count += 1
     print(f"{count} cases ran")
+    sys.exit(0 if count else "gpu_cases: no case's name contains " + match)
 
 
 def main() -> None:
@@ -263,6 +264,8 @@ def main() -> None:
             failed += len(run.result()["failures"])
             passed += run.result()["passed"]
     print(f"{passed} passed, {failed} failed on {options.device} in {time.time() - begin:.0f} s")
+    if not passed and not failed:
+        sys.exit("gpu_cases: no case is of these operators, types, checks and names")
     sys.exit(1 if failed else 0)
 
 

@@ -77,8 +77,16 @@ def different(actual: dict[str, Tensor], expected: dict[str, Tensor], why: str) 
 
 
 def has_kernels(case: Any, dtype: torch.dtype) -> bool:
-    """Whether kernels, not Torch's operations, are to compute attention or sortcut."""
-    return -(-case.D // 8) * 8 <= (128 if dtype == torch.float32 else 256)
+    """Whether kernels, not Torch's operations, are to compute attention or sortcut: backward in
+    parts holds six tiles of 64 rows, the sort of many blocks its own."""
+    number, most = (4, 128) if dtype == torch.float32 else (2, 256)
+    tile = next((w for w in (32, 64, 128, 256) if -(-case.D // 8) * 8 <= w <= most), None)
+    if tile is None:
+        return False
+    needed = 6 * 64 * (tile + (4 if number == 4 else 8)) * number + 4096
+    if getattr(case, "sorted", True) and -(-case.L // min(case.block, case.L)) > 64:
+        needed = max(needed, 80 * 1024)
+    return needed <= most_shared()
 
 
 def ran_kernels(case: Any, inputs: Inputs) -> bool:

@@ -41,6 +41,13 @@ def takes_hoppers_kernels() -> bool:
     return torch.cuda.get_device_capability() == (9, 0) and not portable
 
 
+def most_shared() -> int:
+    """Bytes of shared memory that a CTA may ask for, as src/kernels/cuda/device.cu has it."""
+    asked = int(os.environ.get("SINKHORN_CUDA_SHARED_KB", "0")) * 1024
+    found = torch.cuda.get_device_properties().shared_memory_per_block_optin
+    return min(found, asked) if asked > 0 else found
+
+
 def generator(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 

@@ -124,7 +124,7 @@ bool covers_attention(const AttentionCall& call) {
     for_engine(call, count);
   }
   // The sort of many blocks, its undoing and dR.
-  if (call.rows > 0 && call.blocks > kSmallBlocks) needed = std::max(needed, kSortShared);
+  if (call.rows > 0 && call.blocks > kSmallBlocks) needed = std::max(needed, kSortSharedLeast);
   return needed <= most_shared();
 }
 
@@ -147,8 +147,13 @@ void launch_attention_fwd(const AttentionCall& call, Stream stream) {
 
 int sortcut_splits(const AttentionCall& call) {
   constexpr int kQueriesOfSplit = 1024, kMost = 64;
+  constexpr int64_t kMostPartial = int64_t{1} << 28;  // bytes
   if (takes_bwd_cut(call)) return bwd_cut_splits(call);
-  return std::clamp(call.queries / kQueriesOfSplit, 1, kMost);
+  // Where many positions are sorted, they fill the card by themselves.
+  const int64_t partial = int64_t{2} * call.batch * call.heads * call.rows * call.block *
+                          call.width * static_cast<int64_t>(sizeof(float));
+  const int64_t most = std::clamp<int64_t>(kMostPartial / partial, 1, kMost);
+  return static_cast<int>(std::clamp<int64_t>(call.queries / kQueriesOfSplit, 1, most));
 }
 
 bool keeps_delta(const AttentionCall& call) {

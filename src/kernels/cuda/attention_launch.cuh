@@ -46,7 +46,9 @@ inline int64_t numbers_of(const AttentionCall& call) {  // of a tensor of tokens
 bool on_hopper();
 
 int multiprocessors();  // of the current card
-int most_shared();      // bytes of shared memory that a CTA may ask of it
+// Bytes of shared memory that a CTA may ask of it; no more than SINKHORN_CUDA_SHARED_KB in the
+// environment says, so that what smaller cards run can be tested on a larger one.
+int most_shared();
 
 // f.template operator()<T>() for the call's half type.
 template <class F>

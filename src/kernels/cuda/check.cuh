@@ -10,11 +10,12 @@ namespace sinkhorn::cuda {
 
 inline void check(cudaError_t status, const char* what) {
   if (status == cudaSuccess) return;
+  (void)cudaGetLastError();  // or the next launch would be taken for this one
   if (status == cudaErrorNoKernelImageForDevice || status == cudaErrorInvalidDeviceFunction) {
     throw std::runtime_error(
         std::string(what) +
-        ": this GPU is older than the CUDA kernels were built for; build with "
-        "-DSINKHORN_CUDA_ARCHITECTURES naming it (80 is the oldest supported)");
+        ": the CUDA kernels were not built for this GPU; build with "
+        "-DSINKHORN_CUDA_ARCHITECTURES naming it (80 is the oldest supported), or use the CPU");
   }
   throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(status));
 }

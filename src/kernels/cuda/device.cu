@@ -1,3 +1,5 @@
+#include <algorithm>
+#include <climits>
 #include <cstdlib>
 #include <string_view>
 
@@ -11,6 +13,13 @@ bool asks_for_portable() {
   const char* value = std::getenv("SINKHORN_CUDA_PORTABLE");
   const std::string_view word = value == nullptr ? "" : value;
   return !word.empty() && word != "0";
+}
+
+// Bytes; as on a smaller card.
+int asked_shared() {
+  const char* value = std::getenv("SINKHORN_CUDA_SHARED_KB");
+  const int kilobytes = value == nullptr ? 0 : std::atoi(value);
+  return kilobytes > 0 ? std::min(kilobytes, INT_MAX / 1024) * 1024 : INT_MAX;
 }
 
 }  // namespace
@@ -36,7 +45,8 @@ int most_shared() {
   int device = 0, bytes = 0;
   check(cudaGetDevice(&device), "device");
   check(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), "device");
-  return bytes;
+  static const int asked = asked_shared();
+  return std::min(bytes, asked);
 }
 
 }  // namespace sinkhorn::cuda

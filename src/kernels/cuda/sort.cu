@@ -181,12 +181,25 @@ __global__ void __launch_bounds__(kWide)
 
 int pieces_of(int columns) { return (columns + kWide - 1) / kWide; }
 
-static_assert(sort_products_shared<float, 128>() <= kSortShared &&
-              sort_products_shared<__half, 128>() <= kSortShared &&
-              sort_shared<float, 128, false>() <= kSortShared &&
-              sort_shared<float, 128, true>() <= kSortShared &&
-              sort_shared<__half, 128, false>() <= kSortShared &&
-              sort_shared<__half, 128, true>() <= kSortShared);
+template <class T, int kRows>
+constexpr int most_sort_shared() {
+  return std::max({sort_shared<T, kRows, false>(), sort_shared<T, kRows, true>(),
+                   sort_products_shared<T, kRows>()});
+}
+static_assert(most_sort_shared<float, 128>() <= kSortShared &&
+              most_sort_shared<__half, 128>() <= kSortShared &&
+              most_sort_shared<float, 64>() <= kSortSharedLeast &&
+              most_sort_shared<__half, 64>() <= kSortSharedLeast);
+
+// Rows of the tiles of dR.
+int products_rows() { return most_shared() < kSortShared ? 64 : 128; }
+
+// f.template operator()<kRows>().
+template <class F>
+void with_tile_rows(int rows, F f) {
+  if (rows == 64) return f.template operator()<64>();
+  f.template operator()<128>();
+}
 
 template <bool kUndo>
 void launch_product(const char* name, const AttentionCall& call, const void* selected,
@@ -201,11 +214,7 @@ void launch_product(const char* name, const AttentionCall& call, const void* sel
       launch(name, sort_kernel<T, kRows, kUndo>, grid, kRows * 2, sort_shared<T, kRows, kUndo>(),
              stream, call, selected);
     };
-    if (rows <= 64) {
-      with_rows.template operator()<64>();
-    } else {
-      with_rows.template operator()<128>();
-    }
+    with_tile_rows(rows <= 64 ? 64 : products_rows(), with_rows);
   });
 }
 
@@ -256,7 +265,8 @@ int undo_splits(const AttentionCall& call) {
   if (call.blocks <= kSmallBlocks) return undo_small_splits(call);
   const int64_t heads = static_cast<int64_t>(call.batch) * call.heads;
   const int columns = 2 * ((call.block * call.width + 63) / 64);
-  const int64_t across = (call.blocks + 127) / 128, down = (call.rows + 127) / 128;
+  const int side = products_rows();
+  const int64_t across = (call.blocks + side - 1) / side, down = (call.rows + side - 1) / side;
   return std::min(sort_shares(heads * across * down, columns), 16);
 }
 
@@ -270,10 +280,11 @@ void launch_undo(const AttentionCall& call, const void* selected, float* partial
   launch_product<true>("undo", call, selected, stream);
   const unsigned heads = static_cast<unsigned>(call.batch * call.heads);
   with_type(call.type, [&]<class T>() {
-    constexpr int kRows = 128;
-    const int tiles = (call.rows + kRows - 1) / kRows * ((call.blocks + kRows - 1) / kRows);
-    launch("sort_products", sort_products_kernel<T, kRows>, dim3(splits, tiles, heads), kRows * 2,
-           sort_products_shared<T, kRows>(), stream, call, partial);
+    with_tile_rows(products_rows(), [&]<int kRows>() {
+      const int tiles = (call.rows + kRows - 1) / kRows * ((call.blocks + kRows - 1) / kRows);
+      launch("sort_products", sort_products_kernel<T, kRows>, dim3(splits, tiles, heads), kRows * 2,
+             sort_products_shared<T, kRows>(), stream, call, partial);
+    });
   });
 }
 

@@ -11,8 +11,9 @@ constexpr int kSmallBlocks = 64;
 // Heads of at most this many sort without tensor cores.
 constexpr int kTinyBlocks = 8;
 
-// Bytes of shared memory that the kernels for more blocks ask for at most.
-constexpr int kSortShared = 108 * 1024;
+// Bytes of shared memory that the kernels for more blocks ask for: tiles have 128 rows where a CTA
+// may have so much, and 64 on smaller cards.
+constexpr int kSortShared = 108 * 1024, kSortSharedLeast = 80 * 1024;
 
 // R in the type of the tokens, [B, H, rows, selected_pitch]: 0 where not allowed. weighs: whether
 // row_weight is made too.

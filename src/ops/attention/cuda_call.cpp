@@ -61,15 +61,19 @@ CudaAttention::CudaAttention(const Tensor& query, const Tensor& key, const Tenso
                              double dropout_p)
     : given_query_(query), given_key_(key), given_value_(value) {
   const int64_t width = query.size(3);
+  // What does not fit is not covered.
+  const auto count = [](int64_t n) {
+    return static_cast<int>(std::min<int64_t>(n, std::numeric_limits<int>::max()));
+  };
   call.type = kernel_type(query.scalar_type());
-  call.batch = static_cast<int>(query.size(0));
-  call.heads = call.key_heads = static_cast<int>(query.size(1));
-  call.width = static_cast<int>((width + 7) / 8 * 8);
-  call.queries = static_cast<int>(query.size(2));
-  call.length = static_cast<int>(key.size(2));
-  call.block = static_cast<int>(std::min(block, key.size(2)));
+  call.batch = count(query.size(0));
+  call.heads = call.key_heads = count(query.size(1));
+  call.width = count((width + 7) / 8 * 8);
+  call.queries = count(query.size(2));
+  call.length = count(key.size(2));
+  call.block = count(std::min(block, key.size(2)));
   call.blocks = (call.length - 1) / call.block + 1;
-  call.rows = sort.has_value() ? static_cast<int>(rows) : 0;
+  call.rows = sort.has_value() ? count(rows) : 0;
   call.scale = static_cast<float>(scale.value_or(1.0 / std::sqrt(static_cast<double>(width))));
   call.dropout.probability = dropout_p;
   if (sort.has_value()) sort_ = *sort;
