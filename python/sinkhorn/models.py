@@ -323,10 +323,12 @@ class Classifier(Model):
     def forward(self, ids: Tensor, mask: Optional[Tensor] = None) -> Tensor:
         """Logits of the classes, [B, classes]."""
         y = self.encoder(self.embedded(ids), mask)
+        wide = torch.float64 if y.dtype == torch.float64 else torch.float32
         if mask is None:
-            return self.output(y.mean(1))
-        count = mask.sum(1, keepdim=True).clamp_min(1).to(y.dtype)
-        return self.output(torch.where(mask[..., None], y, 0).sum(1) / count)
+            return self.output(y.mean(1, dtype=wide).to(y.dtype))
+        count = mask.sum(1, keepdim=True).clamp_min(1)
+        total = torch.where(mask[..., None], y, 0).sum(1, dtype=wide)
+        return self.output((total / count).to(y.dtype))
 
 
 def _has_values(x: Tensor) -> bool:

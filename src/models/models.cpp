@@ -75,6 +75,7 @@ LanguageModel::LanguageModel(const ModelConfig& c) : Model(c) {
       "decoder", std::make_shared<nn::Stack>(layer_config(c, true, false), c.layers, c.checkpoint));
   if (!c.tied) {
     output_ = register_module("output", std::make_shared<nn::Linear>(c.width, c.vocab, false));
+    nn::begin_table(output_->weight);
   }
 }
 
@@ -172,10 +173,12 @@ Classifier::Classifier(const ModelConfig& c) : Model(c) {
 at::Tensor Classifier::logits(const Input& input, const nn::Context& context) {
   const at::Tensor x = at::dropout(embedding_->forward(input.ids), config_.dropout, is_training());
   const at::Tensor y = encoder_->forward(x, with_mask(context, input.mask));
-  if (!input.mask.has_value()) return output_->forward(y.mean(1));
-  const at::Tensor real = input.mask->unsqueeze(2);
-  const at::Tensor count = input.mask->sum(1, true).clamp_min(1);
-  return output_->forward(at::where(real, y, 0).sum(1) / count.to(y.scalar_type()));
+  // Half types hold neither a long sum nor its count.
+  const at::ScalarType wide = y.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  if (!input.mask.has_value()) return output_->forward(y.mean(1, false, wide).to(y.scalar_type()));
+  const at::Tensor count = input.mask->sum(1, true).clamp_min(1).to(wide);
+  const at::Tensor sum = at::where(input.mask->unsqueeze(2), y, 0).sum(1, false, wide);
+  return output_->forward((sum / count).to(y.scalar_type()));
 }
 
 std::vector<std::shared_ptr<nn::SinkhornAttention>> Classifier::attentions() const {

@@ -63,6 +63,12 @@ thread_local int without_initialization = 0;
 WithoutInitialization::WithoutInitialization() { ++without_initialization; }
 WithoutInitialization::~WithoutInitialization() { --without_initialization; }
 
+void begin_table(at::Tensor& weight) {
+  const at::NoGradGuard no_grad;
+  if (without_initialization > 0) return;
+  weight.normal_(0.0, 1.0 / std::sqrt(static_cast<double>(weight.size(1))));
+}
+
 at::Tensor scores(const at::Tensor& x, const LabelWeights& labels) {
   ops::LinearOptions options;
   options.weight_copy = labels.copy;
@@ -132,9 +138,7 @@ at::Tensor FeedForward::forward(const at::Tensor& x) {
 
 Embedding::Embedding(int64_t vocab, int64_t width, int64_t longest) : longest_(longest) {
   weight = at::empty({vocab, width});
-  if (without_initialization == 0) {
-    weight.normal_(0.0, 1.0 / std::sqrt(static_cast<double>(width)));
-  }
+  begin_table(weight);
   weight = register_parameter("weight", weight);
 }
 

@@ -63,10 +63,40 @@ TEST(ModelSize, LmBaseHasAbout50MillionParameters) {
   EXPECT_NEAR(static_cast<double>(count), 50e6, 2.5e6);
 }
 
-// By the formula that the test above holds the real model to: the model itself fills 1.7 GB.
 TEST(ModelSize, LmBigHasAbout430MillionParameters) {
-  const double count = static_cast<double>(language_model_parameters(sized("lm_big", 32000)));
-  EXPECT_NEAR(count, 430e6, 5e6);
+  const nn::WithoutInitialization leaves_memory_untouched;
+  const ModelConfig c = sized("lm_big", 32000);
+  const int64_t count = LanguageModel(c).parameter_count();
+  EXPECT_EQ(count, language_model_parameters(c));
+  EXPECT_NEAR(static_cast<double>(count), 430e6, 5e6);
+}
+
+// The preset `default` has a bilinear sort network, two matrices a layer in place of a few columns.
+TEST(ModelSize, ThePresetDefaultHasMoreParameters) {
+  const nn::WithoutInitialization leaves_memory_untouched;
+  for (const auto& [name, expected] :
+       {std::pair("lm_base", 54.8e6), std::pair("lm_big", 483.5e6)}) {
+    ModelConfig c = sized(name, 32000);
+    const int64_t linear = c.layers * (c.width + 1) * c.heads * (c.max_length / c.decoder.block);
+    const int64_t all = language_model_parameters(c);
+    c.decoder = nn::attention_preset("default", /*decoder=*/true);
+    const int64_t count = LanguageModel(c).parameter_count();
+    EXPECT_EQ(count, all - linear + c.layers * 2 * c.width * c.width) << name;
+    EXPECT_NEAR(static_cast<double>(count), expected, 0.1e6) << name;
+  }
+}
+
+TEST(LanguageModelTest, AnOutputOfItsOwnBeginsAsAnEmbeddingDoes) {
+  ModelConfig c = small_config({}, {});
+  c.tied = false;
+  c.vocab = 4000;
+  at::manual_seed(3);
+  const LanguageModel model(c);
+  const auto named = model.named_parameters();
+  const double deviation = 1.0 / std::sqrt(static_cast<double>(c.width));
+  for (const char* name : {"output.weight", "embedding.weight"}) {
+    EXPECT_NEAR(named[name].std().item<double>(), deviation, 0.02 * deviation) << name;
+  }
 }
 
 TEST(ModelSize, BaseAndTinyByTheFormula) {

@@ -124,6 +124,21 @@ TEST(SortNet, BilinearSourcesFollowTheRule) {
   }
 }
 
+TEST(SortNet, NoiseIsStandardGumbel) {
+  const at::Tensor x = at::zeros({100, kMaxBlocks * kBlock, 64});
+  for (const char* word : {"linear", "mlp", "bilinear"}) {  // without input: zeros and the noise
+    SortNet net(config_of({word, "mean", "strict", false, false}), {64, 64, 20, false});
+    at::manual_seed(7);
+    const at::Tensor noise = net.forward(x, std::nullopt, /*noisy=*/true);
+    ASSERT_EQ(noise.numel(), 160'000) << word;
+    EXPECT_NEAR(noise.mean().item<double>(), 0.5772, 0.015) << word;  // Euler's constant
+    EXPECT_NEAR(noise.var().item<double>(), 1.6449, 0.04) << word;    // pi^2 / 6
+    const double below = (noise <= 0).to(at::kFloat).mean().item<double>();
+    EXPECT_NEAR(below, std::exp(-1.0), 0.006) << word;
+    EXPECT_TRUE(at::isfinite(noise).all().item<bool>()) << word;
+  }
+}
+
 TEST(SortNet, LogitsAreFloat32WhateverTheInput) {
   for (const char* net : {"linear", "bilinear"}) {
     SortNet sort_net(config_of({net, "mean", "strict", false, false}), {kWidth, kHeads, 20, false});

@@ -6,13 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from train_program import (
     CHANCE,
     SMALL,
+    checkpoints,
     classify_task,
     figures,
     losses,
     sort_task,
+    tensors,
     text_task,
     train,
 )
@@ -36,6 +39,7 @@ ATTENTION: dict[str, dict[str, Any]] = {
     "mlp_relu": {"sort_net": "mlp_relu"},
     "bilinear": {"sort_net": "bilinear"},
     "paper": {"preset": "paper"},
+    "prefix": {"preset": "prefix"},
     "windowed": {"preset": "windowed"},
     "outputs": {"combine": "outputs"},
     "rows only": {"columns": "none"},
@@ -52,6 +56,17 @@ def test_every_attention_learns_to_sort(tmp_path: Path, name: str) -> None:
     assert found[0] > 2
     assert found[-1] < BAR
     assert figures(tmp_path / "run", "test")["loss"] < BAR
+    sorts = name not in ("full", "local", "window", "sparse", "sparse merged")
+    squares = sort_net_gradients(tmp_path / "run")
+    assert (len(squares) > 0) == sorts
+    for parameter, mean_square in squares.items():
+        assert mean_square.any(), f"no gradient came to {parameter}"
+
+
+def sort_net_gradients(run: Path) -> dict[str, torch.Tensor]:
+    """Running means of their squares, by parameter."""
+    return {name: x for name, x in tensors(checkpoints(run)[-1]).items()
+            if "exp_avg_sq/" in name and ".sort_net." in name}
 
 
 @pytest.mark.parametrize("columns", ["prefix", "prior", "none", "full"])

@@ -63,6 +63,10 @@ class WithoutInitialization {
   WithoutInitialization& operator=(const WithoutInitialization&) = delete;
 };
 
+// Draws a table [V, E] as Tensor2Tensor begins embeddings and outputs of their own: normal, with
+// deviation 1 / sqrt(E).
+void begin_table(at::Tensor& weight);
+
 // The weights of a projection to labels: scores are x weight'.
 struct LabelWeights {
   at::Tensor weight;                 // [V, E]
