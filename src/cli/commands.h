@@ -45,7 +45,7 @@ struct TrainOptions {
 struct EvalOptions {
   std::filesystem::path run;          // folder of the run
   train::RunConfig config;            // the run's own, under the command line's keys
-  std::string split = "test";         // valid, test
+  std::string split = "test";         // valid, test, all
   std::string checkpoint = "newest";  // newest, best, or a file
   bool json = false;
 };

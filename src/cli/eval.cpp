@@ -12,12 +12,12 @@
 namespace sinkhorn::cli {
 
 int run_eval(const EvalOptions& options) {
-  const train::EvalResult result =
-      train::evaluate_run(options.config, options.checkpoint, options.split);
+  const train::EvalResult result = train::evaluate_run(
+      options.config, options.checkpoint, options.split == "all" ? "test" : options.split);
   if (options.json) {
     nlohmann::ordered_json object = {
         {"run", options.run.string()},   {"checkpoint", result.checkpoint},
-        {"step", result.step},           {"split", result.split},
+        {"step", result.step},           {"split", options.split},
         {"data", result.data_note},      {"rows", result.counts.rows},
         {"tokens", result.counts.tokens}};
     for (const auto& f : result.figures) {
@@ -28,7 +28,7 @@ int run_eval(const EvalOptions& options) {
   }
   const long long rows = result.counts.rows, tokens = result.counts.tokens;
   std::printf("%s, step %lld, %s split: %lld rows%s\n", result.checkpoint.c_str(),
-              static_cast<long long>(result.step), result.split.c_str(), rows,
+              static_cast<long long>(result.step), options.split.c_str(), rows,
               tokens == rows ? "" : (", " + std::to_string(tokens) + " tokens").c_str());
   if (!result.data_note.empty()) std::printf("data: %s\n", result.data_note.c_str());
   for (const auto& f : result.figures) {

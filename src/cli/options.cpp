@@ -181,6 +181,21 @@ void check_use(const std::string& key, const std::string& value, const std::stri
   throw UsageError("--" + key + " changes nothing: " + why);
 }
 
+// All of some data is for data of one's own: the run's holds what it was trained on.
+void check_split(const EvalOptions& options, const Overrides& overrides) {
+  if (options.split != "all") return;
+  const std::string& task = options.config.task.name;
+  if (task != "text" && task != "classify") {
+    throw UsageError("--split all is for runs of the tasks text and classify; " +
+                     options.run.string() + " is one of " + task);
+  }
+  const auto names_data = [](const auto& one) { return one.first == "task.data"; };
+  if (std::none_of(overrides.begin(), overrides.end(), names_data)) {
+    throw UsageError("--split all: all of which data? Name it with --task.data; all of what " +
+                     options.run.string() + " was trained on says little");
+  }
+}
+
 // The same for a training: of the command line, since files are shared by tasks.
 void check_matter(const train::RunConfig& config, const Overrides& overrides) {
   const std::string& task = config.task.name;
@@ -332,22 +347,25 @@ Command add_eval(CLI::App& program) {
   auto options = std::make_shared<EvalOptions>();
   add_run_argument(*app, options->run);
   app->add_option("--split", options->split, "what to evaluate on")
-      ->type_name("{valid,test}")
+      ->type_name("{valid,test,all}")
       ->capture_default_str();
   add_checkpoint_option(*app, options->checkpoint);
   app->add_flag("--json", options->json, "print JSON");
   auto overrides = add_key_options(*app, is_of_evaluation);
   add_device_options(*app, overrides);
   app->get_option("--train.eval_batches")->default_str("0");  // whatever training looked at
-  return {app, [options, overrides] {
-            if (options->split != "valid" && options->split != "test") {
-              throw UsageError("--split: \"" + options->split + "\" is not one of valid, test");
-            }
-            Overrides all = *overrides;
-            all.insert(all.begin(), {"train.eval_batches", "0"});
-            options->config = read_run_config(options->run, all);
-            return run_eval(*options);
-          }};
+  return {
+      app, [options, overrides] {
+        if (options->split != "valid" && options->split != "test" && options->split != "all") {
+          throw UsageError("--split: \"" + options->split + "\" is not one of valid, test, all");
+        }
+        Overrides all = *overrides;
+        all.insert(all.begin(), {"train.eval_batches", "0"});
+        options->config = read_run_config(options->run, all);
+        options->config.task.whole = options->split == "all";
+        check_split(*options, *overrides);
+        return run_eval(*options);
+      }};
 }
 
 Command add_inspect(CLI::App& program) {

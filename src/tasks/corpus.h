@@ -50,9 +50,11 @@ struct Corpus {
   Format format;
   std::array<std::vector<Source>, 3> sources = {};
   bool held_out = false;                 // validation is one item in twenty of training
+  bool whole = false;                    // every split is all of it
   bool joined = false;                   // items run on from one source to the next
   std::vector<std::string> labels = {};  // the classes, where there are any
   bool labels_fixed = false;             // by the publisher, whatever training holds
+  bool labels_learned = false;           // by a model that is there already
   SplitCounts full_size = {};  // items the publisher offers (training with held-out); 0: unknown
   std::string note = "";       // what stands in for what, what is not read
   std::string remedy = "";     // where a split set aside may come out empty: what helps

@@ -26,10 +26,11 @@ std::string Dataset::note() const {
   const bool running = corpus.format == read_text;
   std::string text = corpus.name + ":";
   SplitCounts items{};
-  for (size_t i = 0; i < 3; ++i) {
+  for (size_t i = corpus.whole ? 2 : 0; i < 3; ++i) {
     items[i] = splits[i]->size();
     const int64_t count = running ? splits[i]->tokens() : items[i];
-    text += (i == 0 ? " " : ", ") + std::to_string(count) + " " + kSplitNames[i];
+    text += (text.ends_with(':') ? " " : ", ") + std::to_string(count);
+    if (!corpus.whole) text += std::string(" ") + kSplitNames[i];
     if (i == 1 && corpus.held_out) text += " (held out of training)";
   }
   text += running                           ? " tokens"

@@ -11,6 +11,7 @@ class DeferredTask final : public Task {
  public:
   DeferredTask(const TaskConfig& config, const TaskInfo& info)
       : config_(config), info_(info), tokenizer_(open_written(config)) {
+    config_.labels = info.labels;
     if (info.model == ModelKind::kClassifier) codec_ = make_class_codec(config, tokenizer_);
     const int64_t vocab =
         info.model == ModelKind::kClassifier ? codec_.vocab() : tokenizer_->size();

@@ -140,6 +140,13 @@ void choose_runs(Corpus& corpus, int64_t length) {
   }
 }
 
+void take_whole(Corpus& corpus) {
+  corpus.whole = true;
+  auto& [train, valid, test] = corpus.sources;
+  for (auto* split : {&valid, &test}) train.insert(train.end(), split->begin(), split->end());
+  valid = test = train;
+}
+
 Corpus find_text(const Path& data, const TaskConfig& config) {
   Corpus corpus{.name = data.filename().string(), .format = read_text};
   corpus.joined = config.files == "joined";
@@ -152,8 +159,10 @@ Corpus find_text(const Path& data, const TaskConfig& config) {
           {file});
     }
   }
-  if (corpus.sources[0].empty()) fail(data, 0, "no files here; expected UTF-8 text");
   choose_runs(corpus, config.length);
+  if (config.whole) take_whole(corpus);
+  if (corpus.sources[0].empty()) fail(data, 0, "no files here; expected UTF-8 text");
+  if (config.whole) return corpus;
   if (corpus.sources[1].empty() && corpus.sources[2].empty()) {
     split_by_bytes(corpus, data);
   } else {
@@ -167,8 +176,11 @@ const std::array<std::vector<std::string>, 3> kOwnFiles{
     {"valid.tsv", "valid.jsonl", "dev.tsv", "dev.jsonl"},
     {"test.tsv", "test.jsonl"}};
 
-Corpus find_own(const Path& data, bool from_training) {
-  Corpus corpus{.name = data.filename().string(), .format = read_labelled};
+Corpus find_own(const Path& data, const TaskConfig& config) {
+  Corpus corpus{.name = data.filename().string(),
+                .format = read_labelled,
+                .labels = config.labels,
+                .labels_learned = !config.labels.empty()};
   if (fs::is_regular_file(data)) {
     corpus.sources[0] = {{data}};
   } else {
@@ -184,16 +196,18 @@ Corpus find_own(const Path& data, bool from_training) {
       }
     }
   }
+  if (config.whole) take_whole(corpus);
   if (corpus.sources[0].empty()) {
     fail(data, 0, "no training file here; expected " + join(kOwnFiles[0]));
   }
+  if (config.whole) return corpus;
   corpus.held_out = corpus.sources[1].empty();
   if (corpus.held_out) {
     corpus.remedy =
         "; one item in twenty of training is held out: expected more of them, or a "
         "file of its own, valid.tsv or valid.jsonl";
   }
-  stand_in(corpus, from_training);
+  stand_in(corpus, config.valid == "train");
   return corpus;
 }
 
@@ -253,10 +267,13 @@ Corpus find_corpus(const TaskConfig& config) {
   }
   Path root = fs::absolute(data).lexically_normal();
   if (root.filename().empty()) root = root.parent_path();  // a trailing slash
-  const bool from_training = config.valid == "train";
   if (task == "text") return find_text(root, config);
-  if (task == "classify") return find_own(root, from_training);
-  return find_published(task, root, from_training);
+  if (task == "classify") return find_own(root, config);
+  if (config.whole) {
+    throw UsageError("all of " + data + ": the task " + task +
+                     " reads its publisher's splits; expected valid or test");
+  }
+  return find_published(task, root, config.valid == "train");
 }
 
 }  // namespace sinkhorn::tasks

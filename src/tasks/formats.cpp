@@ -101,9 +101,10 @@ int32_t label_index(const Corpus& corpus, const Item& item) {
     fail(item.file, item.line,
          "label '" + std::string(item.label) + "' " +
              (corpus.labels_fixed ? "is none of " + corpus.name + "'s"
-              : held_out ? "stands only in lines held out of training; give it more lines, or "
-                           "name files for validation and test"
-                         : "was never seen in training") +
+              : held_out && !corpus.labels_learned
+                  ? "stands only in lines held out of training; give it more lines, or "
+                    "name files for validation and test"
+                  : "was never seen in training") +
              "; expected " + join(some) + more);
   }
   return static_cast<int32_t>(found - labels.begin());

@@ -26,6 +26,10 @@ struct TaskConfig {
   // text: joined: the files of a folder are one text, in the order of their names, so that what one
   // says can be read in the next. "": each is a text of its own.
   std::string files;
+  // Of a model that is there already; no keys of a configuration. whole: all that the data holds is
+  // the test split, and the others are the same (text, classify). labels: the classes it learned.
+  bool whole = false;
+  std::vector<std::string> labels = {};
   int64_t sort_symbols = 512;
   int64_t sort_train_max = 256;  // longest list in training; tests go to sort_test_max
   int64_t sort_test_max = 512;

@@ -16,7 +16,7 @@ from cli_program import COMMANDS, PROGRAM, output, refusal, run
 DEFAULTS = {
     "train": ["--train.steps INT 1000", "--attention.block INT 64", "--optimizer.rate NUMBER 0.001",
               "--model.tied {true,false} true"],
-    "eval": ["--split {valid,test} test", "--checkpoint TEXT newest"],
+    "eval": ["--split {valid,test,all} test", "--checkpoint TEXT newest"],
     "inspect": ["--checkpoint TEXT newest", "--example INT "],
     "export": ["--dtype {float32,bf16,fp16} float32", "--checkpoint {newest,best} newest"],
     "generate": ["--samples INT in 1 - 4096 1", "--top-p NUMBER 1", "--seed INT 1",

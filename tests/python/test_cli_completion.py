@@ -46,7 +46,7 @@ def completed(line: str) -> list[str]:
         ("sinkhorn train --train.ste", ["--train.steps"]),
         ("sinkhorn train x.ini --optimizer.name ada", ["adamw", "adam", "adafactor"]),
         ("sinkhorn train x.ini --train.steps ", []),
-        ("sinkhorn eval --split ", ["valid", "test"]),
+        ("sinkhorn eval --split ", ["valid", "test", "all"]),
         ("sinkhorn train train --dry", ["--dry-run"]),
         ("sinkhorn completion z", ["zsh"]),
     ],

@@ -169,10 +169,53 @@ def relabelled(folder: Path, to: Path) -> Path:
     return to
 
 
+def first_line(path: Path, label: str) -> int:
+    return [line.startswith(f"{label}\t") for line in path.read_text().splitlines()].index(True) + 1
+
+
+def test_eval_of_a_whole_labelled_file(runs: Path, tmp_path: Path) -> None:
+    """Nothing is held out of it, and it need not have every label."""
+    lines = (runs / "classify_data" / "test.tsv").read_text().splitlines()
+    found = {}
+    for name, some in (("all", lines), ("yes", [x for x in lines if x.startswith("yes")]),
+                       ("one", lines[:1])):
+        file = tmp_path / f"{name}.tsv"
+        file.write_text("\n".join(some) + "\n")
+        found[name] = json.loads(output("eval", runs / "classify", "--task.data", file, "--split",
+                                        "all", "--json"))
+        assert (found[name]["split"], found[name]["rows"]) == ("all", len(some))
+        assert found[name]["data"] == f"{name}.tsv: {len(some)} examples"
+    truth = json.loads(output("eval", runs / "classify", "--json"))
+    assert found["all"]["figures"] == truth["figures"] and truth["split"] == "test"
+    assert found["yes"]["figures"] != truth["figures"]
+    bad = tmp_path / "bad.tsv"
+    bad.write_text("no\tabc\nmaybe\tabc\n")
+    assert refusal("eval", runs / "classify", "--task.data", bad, "--split", "all", code=1) == (
+        f"{bad}:2: label 'maybe' was never seen in training; expected no or yes")
+
+
+def test_eval_of_a_whole_text(runs: Path, tmp_path: Path) -> None:
+    text = tmp_path / "new.txt"
+    text.write_text("three four five\n" * 3)
+    words = ("eval", runs / "text", "--split", "all", "--json")
+    said = json.loads(output(*words, "--task.data", text))
+    assert said["data"] == "new.txt: 48 tokens" and said["tokens"] == 49  # and the end
+    (tmp_path / "folder").mkdir()
+    for name in ("train", "valid", "test"):
+        shutil.copy(text, tmp_path / "folder" / f"{name}.txt")
+    assert json.loads(output(*words, "--task.data", tmp_path / "folder"))["tokens"] == 3 * 49
+    assert refusal(*words) == (
+        f"--split all: all of which data? Name it with --task.data; all of what {runs / 'text'} was "
+        "trained on says little")
+    assert refusal("eval", runs / "sort", "--split", "all") == (
+        f"--split all is for runs of the tasks text and classify; {runs / 'sort'} is one of sort")
+
+
 def test_data_with_other_labels_is_refused(runs: Path, tmp_path: Path) -> None:
     other = relabelled(runs / "classify_data", tmp_path / "other")
     assert refusal("eval", runs / "classify", "--task.data", other, code=1) == (
-        f"task.data: {other} has other labels than the model learned")
+        f"{other / 'train.tsv'}:{first_line(other / 'train.tsv', 'zero')}: label 'zero' was never "
+        "seen in training; expected no or yes")
     settings = classify_task(runs / "classify_data") | STEPS | {"task.data": other}
     assert failed(runs / "classify", settings, "--resume") == (
         f"task.data: {other} has another vocabulary or other labels than {runs / 'classify'} was "
