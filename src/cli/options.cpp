@@ -181,22 +181,8 @@ void check_use(const std::string& key, const std::string& value, const std::stri
   throw UsageError("--" + key + " changes nothing: " + why);
 }
 
-// All of some data is for data of one's own: the run's holds what it was trained on.
-void check_split(const EvalOptions& options, const Overrides& overrides) {
-  if (options.split != "all") return;
-  const std::string& task = options.config.task.name;
-  if (task != "text" && task != "classify") {
-    throw UsageError("--split all is for runs of the tasks text and classify; " +
-                     options.run.string() + " is one of " + task);
-  }
-  const auto names_data = [](const auto& one) { return one.first == "task.data"; };
-  if (std::none_of(overrides.begin(), overrides.end(), names_data)) {
-    throw UsageError("--split all: all of which data? Name it with --task.data; all of what " +
-                     options.run.string() + " was trained on says little");
-  }
-}
-
-// The same for a training: of the command line, since files are shared by tasks.
+// For a training as check_matter() above for a run: of the command line, since files are shared by
+// tasks.
 void check_matter(const train::RunConfig& config, const Overrides& overrides) {
   const std::string& task = config.task.name;
   train::RunConfig copy = config;
@@ -211,6 +197,21 @@ void check_matter(const train::RunConfig& config, const Overrides& overrides) {
     if (key.starts_with("decoder.") && !tasks::has_decoder(task)) why = ", which has no decoder";
     if (!why.empty()) throw UsageError("--" + key + " changes nothing of the task " + task + why);
     check_use(key, value, task, resolved);
+  }
+}
+
+// All of some data is for data of one's own: the run's holds what it was trained on.
+void check_split(const EvalOptions& options, const Overrides& overrides) {
+  if (options.split != "all") return;
+  if (tasks::is_generated(options.config.task.name)) {
+    throw UsageError("--split all is for data of one's own; " + options.run.string() +
+                     " is a run of the task " + options.config.task.name +
+                     ", which makes its data");
+  }
+  const auto names_data = [](const auto& one) { return one.first == "task.data"; };
+  if (std::none_of(overrides.begin(), overrides.end(), names_data)) {
+    throw UsageError("--split all: all of which data? Name it with --task.data; all of what " +
+                     options.run.string() + " was trained on says little");
   }
 }
 

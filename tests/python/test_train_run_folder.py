@@ -208,7 +208,8 @@ def test_eval_of_a_whole_text(runs: Path, tmp_path: Path) -> None:
         f"--split all: all of which data? Name it with --task.data; all of what {runs / 'text'} was "
         "trained on says little")
     assert refusal("eval", runs / "sort", "--split", "all") == (
-        f"--split all is for runs of the tasks text and classify; {runs / 'sort'} is one of sort")
+        f"--split all is for data of one's own; {runs / 'sort'} is a run of the task sort, which "
+        "makes its data")
 
 
 def test_data_with_other_labels_is_refused(runs: Path, tmp_path: Path) -> None:

@@ -382,6 +382,14 @@ TEST_F(TaskTest, CheckDataTellsWhatEachSplitHas) {
   EXPECT_HAS(lines("classify"), "found    valid  one in twenty of train, held out\n");
 }
 
+TEST_F(TaskTest, AllOfPublishedDataIsNoSplit) {
+  write("SST-2/train.tsv", "1\tgood\n0\tbad\n");
+  TaskConfig whole = config("sentiment");
+  whole.whole = true;
+  EXPECT_HAS(message_of([&] { make_task(whole); }),
+             "the task sentiment reads its publisher's splits; expected valid or test");
+}
+
 TEST_F(TaskTest, CheckDataSaysWherePublishersOfferTheirs) {
   const std::map<std::string, std::vector<std::string>> pages{
       {"lm", {"https://www.statmt.org/lm-benchmark/"}},
