@@ -58,6 +58,7 @@ void print_json(const train::Inspection& found, const std::vector<std::string>& 
                                {"head", s.head},
                                {"blocks", s.blocks},
                                {"own", s.figures.own},
+                               {"previous", s.figures.previous},
                                {"newest", s.figures.newest},
                                {"newest_distance", s.figures.distance},
                                {"elsewhere", s.figures.elsewhere},
@@ -89,10 +90,11 @@ int run_inspect(const InspectOptions& options) {
   if (found.sorts.empty()) std::printf("nothing in this model sorts\n");
   for (const auto& s : found.sorts) {
     std::printf(
-        "%s layer %lld head %lld: %lld blocks, own %.1f%%, newest source (%s back) %.1f%%, largest "
+        "%s layer %lld head %lld: %lld blocks, own %.1f%%, previous %.1f%%, newest source (%s "
+        "back) %.1f%%, largest "
         "%.1f%%, entropy %.2f bits\n",
         s.stack.c_str(), static_cast<long long>(s.layer), static_cast<long long>(s.head),
-        static_cast<long long>(s.blocks), 100 * s.figures.own,
+        static_cast<long long>(s.blocks), 100 * s.figures.own, 100 * s.figures.previous,
         report::with_unit(s.figures.distance, "block").c_str(), 100 * s.figures.newest,
         100 * s.figures.largest, s.figures.entropy);
   }

@@ -11,7 +11,8 @@ namespace {
 
 // Divides all figures by a count, at least 1.
 SortFigures divided(SortFigures sums, int64_t count) {
-  for (double* figure : {&sums.own, &sums.newest, &sums.elsewhere, &sums.largest, &sums.entropy}) {
+  for (double* figure :
+       {&sums.own, &sums.previous, &sums.newest, &sums.elsewhere, &sums.largest, &sums.entropy}) {
     *figure /= static_cast<double>(std::max<int64_t>(count, 1));
   }
   return sums;
@@ -35,6 +36,7 @@ SortFigures sort_figures(const std::vector<float>& r, int64_t blocks, int64_t wi
     const int64_t source = i - sums.distance;
     const double own = row[i] / sum, newest = source >= 0 ? row[source] / sum : 0;
     sums.own += own;
+    sums.previous += i > 0 ? row[i - 1] / sum : 0;
     sums.newest += newest;
     sums.elsewhere += std::max(0.0, 1 - own - newest);
     sums.largest += *std::max_element(row, row + blocks) / sum;
@@ -50,6 +52,7 @@ SortFigures mean_figures(const std::vector<SortMatrix>& matrices) {
   SortFigures sums;
   for (const SortMatrix& matrix : matrices) {
     sums.own += matrix.figures.own;
+    sums.previous += matrix.figures.previous;
     sums.newest += matrix.figures.newest;
     sums.elsewhere += matrix.figures.elsewhere;
     sums.largest += matrix.figures.largest;

@@ -11,6 +11,7 @@ namespace sinkhorn::report {
 // rule the first reads nothing).
 struct SortFigures {
   double own = 0;        // mean share of the own block
+  double previous = 0;   // of the block before it, 0 where a window shows that one
   double newest = 0;     // of the newest source before it
   int64_t distance = 0;  // of that one from the own block, in blocks; 0: a mean of several
   double elsewhere = 0;  // mean share of all others

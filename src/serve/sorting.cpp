@@ -35,6 +35,7 @@ ordered_json head_object(const report::SortMatrix& matrix, bool values) {
       {"largest", f.largest},
       {"entropy", f.entropy},
       {"own", f.own},
+      {"previous", f.previous},
       {"newest", f.newest},
       {"newest_distance", f.distance},
       {"elsewhere", f.elsewhere},

@@ -95,7 +95,8 @@ def figures_by_hand(r: Tensor, window: int) -> dict[str, float]:
     rows = [(i, (row / row.sum()).tolist()) for i, row in enumerate(r) if row.sum() > 0]
     own = [row[i] for i, row in rows]
     newest = [row[i - window - 1] if i > window else 0 for i, row in rows]
-    each = {"own": own, "newest": newest,
+    previous = [row[i - 1] if i > 0 else 0 for i, row in rows]
+    each = {"own": own, "previous": previous, "newest": newest,
             "elsewhere": [1 - a - b for a, b in zip(own, newest)],
             "largest": [max(row) for _, row in rows],
             "entropy": [-math.fsum(p * math.log2(p) for p in row if p) for _, row in rows]}
@@ -138,7 +139,8 @@ def test_what_is_printed_are_the_figures(tmp_path: Path) -> None:
     back = {"encoder": "1 block", "decoder": "2 blocks"}
     assert lines == [
         f"{s['stack']} layer {s['layer']} head {s['head']}: {s['blocks']} blocks, "
-        f"own {100 * s['own']:.1f}%, newest source ({back[s['stack']]} back) {100 * s['newest']:.1f}%, "
+        f"own {100 * s['own']:.1f}%, previous {100 * s['previous']:.1f}%, "
+        f"newest source ({back[s['stack']]} back) {100 * s['newest']:.1f}%, "
         f"largest {100 * s['largest']:.1f}%, entropy {s['entropy']:.2f} bits" for s in sorts]
 
 

@@ -90,7 +90,7 @@ def test_inspect_shows_what_is_sorted(runs: Path, task: str, tmp_path: Path) -> 
         assert ((sums - 1).abs().lt(1e-5) | sums.eq(0)).all()
         if sort["stack"] == "decoder":
             assert r.triu().eq(0).all()  # strict: sources lie before
-        for share in ("own", "newest", "largest"):
+        for share in ("own", "previous", "newest", "largest"):
             assert -1e-6 <= sort[share] <= 1 + 1e-6
     assert len(found["pictures"]) == len(stacks)
     for picture in found["pictures"]:

@@ -11,6 +11,7 @@ TEST(SortFigures, OfAHardPermutation) {
   const SortFigures f = sort_figures({0, 0, 1, 1, 0, 0, 0, 1, 0}, 3);  // 2, 0, 1
   EXPECT_DOUBLE_EQ(f.own, 0);
   EXPECT_NEAR(f.newest, 2.0 / 3, 1e-12);
+  EXPECT_EQ(f.previous, f.newest);
   EXPECT_NEAR(f.elsewhere, 1.0 / 3, 1e-12);
   EXPECT_DOUBLE_EQ(f.largest, 1);
   EXPECT_DOUBLE_EQ(f.entropy, 0);
@@ -31,6 +32,7 @@ TEST(SortFigures, RowsThatReadNothingDoNotCount) {
   // Behind a window of one block the newest source is two blocks before.
   const SortFigures behind = sort_figures({0, 0, 0, 0, 0, 0, 1, 0, 0}, 3, 1);
   EXPECT_DOUBLE_EQ(behind.newest, 1);
+  EXPECT_DOUBLE_EQ(behind.previous, 0);
   EXPECT_DOUBLE_EQ(behind.elsewhere, 0);
   EXPECT_EQ(behind.distance, 2);
   EXPECT_EQ(f.distance, 1);
