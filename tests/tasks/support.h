@@ -119,4 +119,18 @@ inline std::vector<int32_t> target_stream(BatchSource& source) {
   return stream;
 }
 
+// Image i has label i % 10, red i, green 100 + i, blue 200 + i; its second pixel is one brighter.
+inline std::string images(int count) {
+  std::string file;
+  for (int i = 0; i < count; ++i) {
+    file += static_cast<char>(i % 10);
+    for (const int plane : {0, 100, 200}) {
+      std::string values(1024, static_cast<char>(plane + i));
+      values[1] = static_cast<char>(plane + i + 1);
+      file += values;
+    }
+  }
+  return file;
+}
+
 }  // namespace sinkhorn::tasks
