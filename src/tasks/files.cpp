@@ -283,6 +283,12 @@ void remove_leftovers(const Path& folder, std::string_view prefix) {
   }
 }
 
+std::string quoted(std::string_view text) {
+  std::string short_text(1, '\'');
+  short_text.append(text.substr(0, 40)).append(text.size() > 40 ? "...'" : "'");
+  return short_text;
+}
+
 std::string join(const std::vector<std::string>& words) {
   std::string text;
   for (size_t i = 0; i < words.size(); ++i) {

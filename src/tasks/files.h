@@ -93,6 +93,9 @@ class WriteLock {
 // folder; only those whose names begin with `prefix`.
 void remove_leftovers(const Path& folder, std::string_view prefix);
 
+// The beginning of a text, between quotes.
+std::string quoted(std::string_view text);
+
 // "a, b or c".
 std::string join(const std::vector<std::string>& words);
 

@@ -213,40 +213,6 @@ Corpus find_own(const Path& data, const TaskConfig& config) {
 
 }  // namespace
 
-int64_t total_bytes(const std::vector<Source>& files) {
-  int64_t total = 0;
-  for (const Source& source : files) {
-    total += std::min(source.end, static_cast<int64_t>(fs::file_size(source.file))) - source.begin;
-  }
-  return total;
-}
-
-void add_note(std::string& notes, const std::string& note) {
-  if (!notes.empty() && !note.empty()) notes += "; ";
-  notes += note;
-}
-
-std::optional<int64_t> subset_size(const Corpus& corpus, Split split, const SplitCounts& items) {
-  const auto at = static_cast<size_t>(split);
-  const int64_t held_out = split == Split::kTrain && corpus.held_out ? items[1] : 0;
-  const int64_t found = items[at] + held_out, full = corpus.full_size[at];
-  return full > 0 && found != full ? std::optional(found) : std::nullopt;
-}
-
-std::string caveats(const Corpus& corpus, const SplitCounts& items) {
-  const std::string is = corpus.name == "LM1B" ? " is a stand-in or subset: " : " is a subset: ";
-  std::string notes;
-  for (const Split split : kSplits) {
-    if (const auto found = subset_size(corpus, split, items)) {
-      const auto at = static_cast<size_t>(split);
-      add_note(notes, kSplitNames[at] + is + std::to_string(*found) + " of " +
-                          std::to_string(corpus.full_size[at]));
-    }
-  }
-  add_note(notes, corpus.note);
-  return notes;
-}
-
 Corpus find_corpus(const TaskConfig& config) {
   const std::string &task = config.name, &data = config.data;
   if (!config.valid.empty() && config.valid != "train") {
