@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -108,7 +109,7 @@ def test_a_loss_that_explodes_leaves_the_last_good_state(tmp_path: Path, graph: 
 
 @pytest.fixture(scope="module")
 def wait_counter(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The library that counts a program's waits for the device."""
+    """The library that counts a program's waits for the device and its copies."""
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
     library = tmp_path_factory.mktemp("library") / "wait_counter.so"
     subprocess.run([compiler, "-std=c++20", "-O1", "-shared", "-fPIC", "-o", library,
@@ -116,12 +117,18 @@ def wait_counter(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return library
 
 
-def waits(folder: Path, settings: Settings, library: Path) -> int:
-    """How often a training waits for the device."""
+class Counts(NamedTuple):
+    waits: int
+    pageable: int  # copies from or to memory that is not pinned: they wait as well
+    pinned: int
+
+
+def counted(folder: Path, settings: Settings, library: Path) -> Counts:
+    """What a training waits for and copies."""
     counts = folder.with_suffix(".waits")
     subprocess.run([PROGRAM, *command(folder, settings)], check=True, stdout=subprocess.DEVNULL,
                    env=os.environ | {"LD_PRELOAD": str(library), "WAIT_COUNTS": str(counts)})
-    return int(counts.read_text())
+    return Counts(*map(int, counts.read_text().split()))
 
 
 @pytest.mark.parametrize("graph", ["true", "false"])
@@ -132,7 +139,9 @@ def test_no_step_waits_for_the_device(tmp_path: Path, wait_counter: Path, name: 
     settings = on_gpu(text_task(tmp_path / "text"), **OTHERS.get(name, {"attention.kind": name}), **{
         "train.graph": graph, "train.precision": "bf16",
         "train.log_every": 1000, "train.save_every": 1000})
-    few = waits(tmp_path / "few", settings | {"train.steps": 20}, wait_counter)
-    many = waits(tmp_path / "many", settings | {"train.steps": 60}, wait_counter)
-    assert few > 0  # the counter counts
-    assert many == few
+    few = counted(tmp_path / "few", settings | {"train.steps": 20}, wait_counter)
+    many = counted(tmp_path / "many", settings | {"train.steps": 60}, wait_counter)
+    assert few.waits > 0 and few.pageable > 0  # the counter counts
+    assert many.waits == few.waits
+    assert many.pageable == few.pageable
+    assert many.pinned >= few.pinned + 40, "a step's batch comes from pinned memory"
