@@ -1,6 +1,7 @@
 """Checks of the training step's operators (add_norm, norm, residual, linear, cross_entropy, label_loss,
 embed), for any device. test_fused.py runs them under pytest; `python fused_checks.py` runs them on a GPU
-without it.
+without it, and with `--sanitize [NAME,...]` in such a way that compute-sanitizer sees all: no captured graphs,
+each tensor an allocation of its own, and nothing written to memory that a kernel should have written.
 
 The truth is float64; eager code in the type under test sets the tolerance (docs/numerics.md)."""
 
@@ -9,8 +10,12 @@ from __future__ import annotations
 import math
 import os
 import sys
+import time
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+
+if "--sanitize" in sys.argv:
+    os.environ["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
 
 import torch
 import torch.nn.functional as F
@@ -360,7 +365,7 @@ def poisoned_memory():
         torch.use_deterministic_algorithms(False)
 
 
-def main(checks: list[Callable[[str], None]]) -> int:
+def main(checks: list[Callable[[str], None]], poison: bool = True) -> int:
     if not torch.cuda.is_available():
         print("no CUDA device: skipped")
         return 77
@@ -368,19 +373,26 @@ def main(checks: list[Callable[[str], None]]) -> int:
     support.load_libraries(reference=False)
     failures = 0
     for check in checks:
+        begin = time.time()
         try:
-            if check in GRAPHS:
+            with poisoned_memory() if poison and check not in GRAPHS else nullcontext():
                 check("cuda")
-            else:
-                with poisoned_memory():
-                    check("cuda")
             torch.cuda.synchronize()
-            print("ok    ", check.__name__)
+            print(f"ok     {check.__name__}, {time.time() - begin:.0f} s", flush=True)
         except Exception as error:  # noqa: BLE001  (one line each, then the next)
             failures += 1
-            print("FAILED", check.__name__, type(error).__name__, str(error).strip()[:500])
+            print("FAILED", check.__name__, type(error).__name__, str(error).strip()[:500], flush=True)
     return 1 if failures else 0
 
 
+def sanitize(names: list[str]) -> int:
+    chosen = [check for check in CHECKS if not names or check.__name__ in names]
+    if len(chosen) < len(names):
+        sys.exit(f"fused_checks: of {', '.join(names)} only {len(chosen)} are checks")
+    return main(chosen, poison=False)
+
+
 if __name__ == "__main__":
+    if sys.argv[1:2] == ["--sanitize"]:
+        sys.exit(sanitize("".join(sys.argv[2:3]).split(",") if sys.argv[2:] else []))
     sys.exit(main([*CHECKS, *GRAPHS]))
