@@ -63,7 +63,8 @@ int clusters_at_once() {
   return count;
 }
 
-// All results, and all sorted blocks that are kept: both are stored by bulk.
+// All results, and all sorted blocks that are kept: both are stored by bulk. Told before the
+// launch, since rows that are done again are read in it.
 void tell_stored(const AttentionCall& p, Stream stream) {
   constexpr int64_t kNumber = 2;  // bytes
   const int64_t out = (p.batch - 1) * p.out.batch + (p.heads - 1) * p.out.head +
@@ -84,6 +85,7 @@ int sorting_clusters(const AttentionCall& call) {
 }
 
 void launch_attention_fwd_sorting(const AttentionCall& call, Stream stream) {
+  tell_stored(call, stream);
   for_size(call, [&]<class F>() {
     SortingMaps maps{};
     maps.tokens = describe(call, kTile);
@@ -95,7 +97,6 @@ void launch_attention_fwd_sorting(const AttentionCall& call, Stream stream) {
     launch.config.gridDim = dim3(static_cast<unsigned>(clusters * F::kCtas));
     check(cudaLaunchKernelEx(&launch.config, attention_fwd_sorting_kernel<F>, call, maps), kName);
   });
-  tell_stored(call, stream);
 }
 
 }  // namespace sinkhorn::cuda

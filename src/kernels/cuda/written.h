@@ -1,4 +1,4 @@
-// What bulk tensor stores have written, told to tools that watch memory: compute-sanitizer's
+// What bulk tensor stores write, told to tools that watch memory: compute-sanitizer's
 // initcheck does not see such stores (tests/kernels/bulk_store_probe.cu) and would take all that is
 // read of them for memory that nobody wrote. Where no tool listens this does nothing.
 #pragma once
@@ -24,7 +24,7 @@ struct Written {
   size_t bytes;
 };
 
-// By work that was given to the stream.
+// By work that is given to the stream next.
 inline void tell_written(std::initializer_list<Written> all, cudaStream_t stream) {
 #if SINKHORN_TELLS_TOOLS
   for (const Written& one : all) {

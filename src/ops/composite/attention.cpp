@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <vector>
 
 #include "ops/common.h"
@@ -77,6 +78,30 @@ class ShareOfReal : public torch::autograd::Function<ShareOfReal> {
   }
 };
 
+// R times blocks under a causal rule: relaxed [B, H, rows, N], x [B, H, N, C], finite. In backward
+// what is not finite reaches the sources that are allowed [B|1, rows, N], and does not meet the
+// zeros that R has elsewhere.
+class SortBlocks : public torch::autograd::Function<SortBlocks> {
+ public:
+  static Tensor forward(torch::autograd::AutogradContext* context, const Tensor& relaxed,
+                        const Tensor& x, const Tensor& allowed) {
+    context->save_for_backward({relaxed, x, allowed});
+    return at::matmul(relaxed, x);
+  }
+
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list grads) {
+    const auto saved = context->get_saved_variables();
+    const Tensor &relaxed = saved[0], &x = saved[1], &grad = grads[0];
+    const Tensor to_source = saved[2].to(grad.scalar_type()).transpose(1, 2).unsqueeze(1);
+    const Tensor finite = grad.abs() < std::numeric_limits<double>::infinity();
+    const Tensor broken = at::matmul(to_source, finite.logical_not().to(grad.scalar_type())) > 0;
+    const Tensor to_x = at::matmul(relaxed.transpose(2, 3), keep(finite, grad));
+    return {at::matmul(grad, x.transpose(2, 3)),
+            to_x.masked_fill(broken, std::numeric_limits<double>::quiet_NaN()), Tensor()};
+  }
+};
+
 // The sorted positions of destination blocks 0 .. rows-1. sort [B, H, N, N].
 Positions sorted_positions(const Source& source, const Tensor& sort, Causal causal, int64_t window,
                            int64_t rows) {
@@ -90,8 +115,10 @@ Positions sorted_positions(const Source& source, const Tensor& sort, Causal caus
 
   // Flat over what stands in a block: [B, H, N, b, D] -> [B, H, rows, b, D].
   const auto gather = [&](const Tensor& x) {
-    return at::matmul(relaxed, x.reshape({batch, heads, blocks, block * x.size(4)}))
-        .reshape({batch, heads, rows, block, x.size(4)});
+    const Tensor flat = x.reshape({batch, heads, blocks, block * x.size(4)});
+    const Tensor gathered = causal == Causal::kNone ? at::matmul(relaxed, flat)
+                                                    : SortBlocks::apply(relaxed, flat, allowed);
+    return gathered.reshape({batch, heads, rows, block, x.size(4)});
   };
   // Whether any allowed source has it, whatever R says: [B|1, .., N, b] -> [B|1, .., rows, b].
   const auto any_source = [&](const Tensor& flags) {
