@@ -4,4 +4,6 @@ namespace sinkhorn::ops {
 
 cuda::Stream current_stream(const at::Tensor&) { return nullptr; }
 
+void enter_device(const at::Tensor&) {}
+
 }  // namespace sinkhorn::ops

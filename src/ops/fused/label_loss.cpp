@@ -127,6 +127,7 @@ class LabelLossFunction : public torch::autograd::Function<LabelLossFunction> {
     auto& data = context->saved_data;
     const auto type = static_cast<at::ScalarType>(data["type"].toInt());
     const bool unit = is_unit_gradient(factor);
+    enter_device(x);
     Tensor wide = at::empty_symint({grad_logits.sym_size(1), x.sym_size(1)},
                                    x.options().dtype(type));  // with rows of zeros
     const auto write = [&] {

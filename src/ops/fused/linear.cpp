@@ -180,6 +180,7 @@ struct ParameterGradients {
 std::tuple<Tensor, ParameterGradients> begin_bwd(const Tensor& grad, const Tensor& x,
                                                  const Tensor& weight, const Tensor& out,
                                                  const BackwardOptions& o) {
+  enter_device(grad);
   const auto type = grad.options().dtype(o.type);
   Tensor rows = rows_of(grad), strip_sums;
   if (o.relu) std::tie(rows, strip_sums) = relu_gradient(rows, rows_of(out), o.dropout_p);
