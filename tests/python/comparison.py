@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 import cases
-from support import HALF_TYPES, Inputs, allowed, call, cast, present, randn, rms, rms_error
+from support import HALF_TYPES, Inputs, allowed, cast, present, randn, rms, rms_error
 from support import value_and_grads
 
 FLOOR, DEGENERATE_FLOOR = 3e-8, 5e-7

@@ -13,8 +13,8 @@ from torch import Tensor
 
 import cases
 import comparison
-from support import LAYOUTS, Inputs, allowed, assert_near, call, live_blocks, present, randn
-from support import value_and_grads
+from support import LAYOUTS, Inputs, allowed, assert_near, call, live_blocks, most_shared, present
+from support import randn, value_and_grads
 
 TOKENS = {"pool": ("x",), "attention": ("query", "key", "value"), "sortcut": ("key", "value")}
 NAN = float("nan")

@@ -119,6 +119,7 @@ def test_each_operator_compiles_once_for_all_lengths(case):
     options = case.options() | ({} if case.op == "balance" else {"block": BLOCK})
     compiled = torch.compile(lambda tensors: op(**tensors, **options), fullgraph=True, dynamic=True,
                              backend=counter)
+    first = 0
     for size in sizes:
         resized = type(case)(**{**case.__dict__, **size})
         inputs = resized.inputs(torch.float32)

@@ -180,7 +180,7 @@ def test_a_row_that_is_killed_or_cannot_begin_leaves_the_others(tmp_path: Path) 
     said, _ = process.communicate(timeout=60)
     assert process.returncode == 1
     end = said.split("best of its column")[-1]
-    assert f"slow/seed1: killed by signal 9 (out of memory?)" in end and str(log) in end
+    assert "slow/seed1: killed by signal 9 (out of memory?)" in end and str(log) in end
     assert "failed: " in end and str(place / "blocked") in end
     assert cells(tmp_path)["full"]["value"] is not None
 
