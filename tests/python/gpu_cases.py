@@ -42,6 +42,7 @@ CHECKS = ("values", "half_sort", "strides", "heads_apart", "blocks_apart", "caus
 SHARDS = {"attention": 3}  # of the values, so that no group takes much longer than the rest
 ON_CPU_AT_MOST = 30_000_000  # cases.cost, unless --all
 SHOWN = 4  # faults in full, a group
+MEMORY_TRIES = 6  # of a case that finds no memory beside those of other processes
 
 ALL: list[Case] = [*cases.VALUES, *tile_cases.TILES, *cases.GRADCHECK]
 
@@ -145,7 +146,10 @@ def run_group(name: str, options: argparse.Namespace) -> dict[str, Any]:
     worst: dict[str, tuple[float, str]] = {}
     failures: list[str] = []
     passed, begin = 0, time.time()
-    for number, case in enumerate(chosen):
+    without_memory: list[Case] = []  # because of what runs beside: again, later
+    waiting = list(chosen)
+    while waiting:
+        case = waiting.pop(0)
         found: list[str] = []
         try:
             found = list(faults_of(check, case, getattr(torch, dtype_name), options.device, worst))
@@ -153,11 +157,19 @@ def run_group(name: str, options: argparse.Namespace) -> dict[str, Any]:
                 torch.cuda.synchronize()
                 if torch.cuda.memory_reserved() > 10 << 30:
                     torch.cuda.empty_cache()
+        except torch.OutOfMemoryError as error:
+            torch.cuda.empty_cache()
+            if without_memory.count(case) < MEMORY_TRIES:
+                without_memory.append(case)
+                waiting.append(case)
+                time.sleep(1 if len(waiting) > len(without_memory) else 10)
+                continue
+            found.append(f"{type(error).__name__}: {str(error).split(chr(10))[0]}")
         except Exception as error:  # noqa: BLE001  (whatever it is, it is this case's failure)
             found.append(f"{type(error).__name__}: {str(error).split(chr(10))[0]}")
             if "CUDA error" in str(error) or type(error).__name__ == "AcceleratorError":
                 failures.append(f"{case}\n      {found[-1]}")
-                failures.append(f"the {len(chosen) - number - 1} cases after it were not run")
+                failures.append(f"the {len(waiting)} cases after it were not run")
                 break
         passed += not found
         failures += [f"{case}\n      " + "\n      ".join(found)] if found else []

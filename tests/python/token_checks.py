@@ -159,4 +159,4 @@ CHECKS = [pools_spread_onto_a_gradient, pools_spread_onto_any_strides,
           masked_tokens_keep_their_gradient, biases_sum_over_many_rows, attention_packs_gradients]
 
 if __name__ == "__main__":
-    sys.exit(fused_checks.main(CHECKS))
+    sys.exit(fused_checks.run(CHECKS))

@@ -86,7 +86,7 @@ def train(folder: Path, settings: Settings, *flags: str) -> str:
     """Trains to the end; what was printed."""
     done = run(*command(folder, settings, *flags))
     assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
+    assert done.stderr == "", done.stderr
     return done.stdout
 
 

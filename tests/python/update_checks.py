@@ -248,5 +248,23 @@ def graph_holds_a_whole_step(device: str) -> None:
         assert torch.equal(x, y)
 
 
-CHECKS = [norms_and_clipping, failures_are_noted_once, adam_follows_the_formula, adam_agrees_with_torch,
-          adam_spreads_what_is_not_finite, a_divisor_that_is_no_number_holds_everything, copies_round_like_torch]
+def a_step_of_ours(device: str) -> None:
+    """All three, nothing beside them: the same bits again, and all that they write is finite."""
+    for sizes in (SIZES, MANY):
+        results = []
+        for _ in range(2):
+            x, notes = Optimized(sizes, device, torch.float32), Notes(device)
+            gradients = _tensors(sizes, device, seed=2)
+            divisor = ops.note_gradients(gradients, torch.tensor(1.0, device=device), 0.5,
+                                         notes.record, notes.sums)
+            if not x.fused(gradients, torch.tensor(0.01, device=device), divisor):
+                assert device == "cpu", "there is a kernel for these"
+            copies = [torch.empty_like(p, dtype=torch.bfloat16) for p in x.parameters]
+            ops.copy_all(copies, x.parameters)
+            results.append([y.cpu() for y in (*x.values(), *x.steps, *copies, notes.sums)])
+        assert all(torch.equal(a, b) and a.isfinite().all() for a, b in zip(*results))
+
+
+CHECKS = [norms_and_clipping, a_step_of_ours, failures_are_noted_once, adam_follows_the_formula,
+          adam_agrees_with_torch, adam_spreads_what_is_not_finite,
+          a_divisor_that_is_no_number_holds_everything, copies_round_like_torch]
