@@ -59,7 +59,7 @@ class Bad:
 
 
 def named(message: str, item: Any) -> bool:
-    if isinstance(item, tuple):
+    if isinstance(item, tuple) and not isinstance(item, torch.Size):  # which is a tuple, too
         return any(named(message, alternative) for alternative in item)
     if isinstance(item, torch.Size):
         return list(item) in [[int(x) for x in re.findall(r"-?\d+", group)]
@@ -110,6 +110,7 @@ E0 = t(B, L, 0)
 
 BAD: list[Bad] = [
     # Wrong rank or size; nothing broadcasts.
+    wrong_shape("pool", "x"),
     wrong_shape("pool", "x", L, 5),
     wrong_shape("pool", "x", 1, B, L, 5),
     wrong_shape("pool", "mask", L),

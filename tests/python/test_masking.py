@@ -256,3 +256,21 @@ def test_nan_or_inf_in_a_real_token_reaches_exactly_the_pooled_rows_that_read_it
             expected = (token <= first) & ((mode != "recent") | (token > first - block))
         assert torch.equal(~torch.isfinite(out[1, :, 2]), expected), f"token {token}"
         assert torch.isfinite(out[0]).all() and torch.isfinite(out[1, :, [0, 1, 3, 4]]).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("case", [
+    *(Attention("none", combine, **SHAPE) for combine in ("concat", "logits", "outputs")),
+    Attention("strict", "concat", 1, **SHAPE), Attention("inclusive", **SHAPE),
+    Sortcut(1, Lq=9, **SHAPE)], ids=str)
+def test_a_mask_that_masks_nothing_changes_nothing(case, dtype):
+    """Nor does it where rows of the sort are zeros, whatever stands in what they do not sort."""
+    inputs = case.inputs(dtype)
+    inputs["sort"][:, :, ::2] = 0
+    inputs["value"][:, :, 3] = float("nan")
+    masked = inputs | {"mask": torch.ones(case.B, case.L, dtype=torch.bool)}
+    plain = call("sinkhorn", case, inputs)
+    assert torch.equal(plain.isnan(), call("sinkhorn", case, masked).isnan())
+    assert not plain.isnan().all()
+    inputs["value"][:, :, 3] = masked["value"][:, :, 3] = 1.0
+    assert torch.equal(call("sinkhorn", case, inputs), call("sinkhorn", case, masked))

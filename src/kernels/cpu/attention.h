@@ -1,6 +1,8 @@
 // What attention and sortcut share around the tile: loading queries, storing results.
 #pragma once
 
+#include <algorithm>
+
 #include "kernels/cpu/attention_tile.h"
 #include "kernels/cpu/sort.h"
 
@@ -66,9 +68,12 @@ struct AttentionHead {
     KeyRun<T> run;
     const T* w = weight(i);
     if (weighs(p.sort)) {
-      for (int64_t q = 0; q < p.sort.block && run.length == 0; ++q) {
-        if (w[q] != T(-1)) run.length = p.sort.block;
-      }
+      // Forward passes by what weighs 0 throughout, as without mask; weights have a gradient even
+      // there.
+      const auto counts = [&](T weight) {
+        return weight != T(-1) && (sorted != nullptr || weight != T(0));
+      };
+      if (std::any_of(w, w + p.sort.block, counts)) run.length = p.sort.block;
       run.weight = w;
     } else if (*w != T(-1) && *w != T(0)) {  // without mask what weighs 0 has no gradient either
       run.length = p.sort.block;

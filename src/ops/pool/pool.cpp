@@ -53,12 +53,13 @@ class PoolFunction : public torch::autograd::Function<PoolFunction> {
   static Tensor forward(AutogradContext* context, const Tensor& x, int64_t block, std::string mode,
                         bool causal, const OptionalTensor& mask) {
     at::AutoDispatchBelowAutograd below;
+    const Tensor pooled = call_fwd(x, block, mode, causal, mask);  // which looks at x first
     context->save_for_backward({or_undefined(mask)});
     context->saved_data["length"] = x.sym_size(1);
     context->saved_data["block"] = block;
     context->saved_data["mode"] = mode;
     context->saved_data["causal"] = causal;
-    return call_fwd(x, block, mode, causal, mask);
+    return pooled;
   }
   static variable_list backward(AutogradContext* context, variable_list grads) {
     static const auto op = find_op<BwdSignature>("pool_bwd");
