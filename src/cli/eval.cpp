@@ -23,7 +23,7 @@ int run_eval(const EvalOptions& options) {
     for (const auto& f : result.figures) {
       object["figures"][f.name] = report::figure_json(f.value);
     }
-    std::cout << object.dump(2) << "\n";
+    std::cout << object.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) << "\n";
     return 0;
   }
   const long long rows = result.counts.rows, tokens = result.counts.tokens;

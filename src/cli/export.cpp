@@ -29,7 +29,7 @@ int run_export(const Options& options) {
                                         {"dtype", options.request.type},
                                         {"parameters", done.parameters},
                                         {"bytes", done.bytes}}
-                     .dump(2)
+                     .dump(2, ' ', false, nlohmann::json::error_handler_t::replace)
               << "\n";
     return 0;
   }

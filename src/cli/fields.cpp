@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "sinkhorn/error.h"
+#include "tasks/files.h"
 
 namespace sinkhorn::cli {
 
@@ -26,10 +27,12 @@ namespace {
 const Range kCount = {"at least 0", [](double x) { return x >= 0; }};
 const Range kThreads = {"0 to 1024", [](double x) { return x >= 0 && x <= 1024; }};
 const Range kPositiveCount = {"at least 1", [](double x) { return x >= 1; }};
-const Range kBatch = {"1 to 1048576", [](double x) { return x >= 1 && x <= 1048576; }};
+const Range kMillion = {"1 to 1048576", [](double x) { return x >= 1 && x <= 1048576; }};
+const Range kTokens = {"0 to 1073741824", [](double x) { return x >= 0 && x <= 1073741824; }};
 // Each layer takes a moment to make, whatever its size: a slip of the hand would take hours.
 const Range kLayers = {"1 to 1000", [](double x) { return x >= 1 && x <= 1000; }};
 const Range kPositive = {"more than 0", [](double x) { return x > 0; }};
+const Range kRate = {"more than 0, at most 1e9", [](double x) { return x > 0 && x <= 1e9; }};
 const Range kShare = {"0 to 1", [](double x) { return x >= 0 && x <= 1; }};
 const Range kProbability = {"at least 0 and less than 1", [](double x) { return x >= 0 && x < 1; }};
 
@@ -85,6 +88,8 @@ std::string parse_text(const Field& field, const std::string& text, const std::s
     refuse(name, text,
            "holds a quote, a backslash, a # or a line break, which configurations cannot");
   }
+  if (tasks::first_bad_byte(text))
+    refuse(name, text, "is not UTF-8, which configurations and checkpoints are");
   return text;
 }
 
@@ -101,7 +106,7 @@ Fields task_fields(tasks::TaskConfig& task) {
        {"auto", "bytes", "pieces"}},
       {"task.tokenizer", &task.tokenizer, "SentencePiece model; empty: train one on the data"},
       {"task.vocab", &task.vocab, "pieces to train; 0: the task's own", {}, kCount},
-      {"task.length", &task.length, "longest sequence in tokens; 0: the task's own", {}, kCount},
+      {"task.length", &task.length, "longest sequence in tokens; 0: the task's own", {}, kTokens},
       {"task.valid", &task.valid,
        "train: hold validation out of training where it would be the test; empty: let it be"},
       {"task.files", &task.files,
@@ -153,17 +158,9 @@ Fields task_fields(tasks::TaskConfig& task) {
 Fields model_fields(models::ModelConfig& model) {
   return {
       {"model.layers", &model.layers, "layers a stack", {}, kLayers},
-      {"model.width", &model.width, "features of a token", {}, kPositiveCount},
-      {"model.ff_width",
-       &model.ff_width,
-       "features inside the feed-forward part",
-       {},
-       kPositiveCount},
-      {"model.heads",
-       &model.heads,
-       "attention heads; they share the width evenly",
-       {},
-       kPositiveCount},
+      {"model.width", &model.width, "features of a token", {}, kMillion},
+      {"model.ff_width", &model.ff_width, "features inside the feed-forward part", {}, kMillion},
+      {"model.heads", &model.heads, "attention heads; they share the width evenly", {}, kMillion},
       {"model.dropout", &model.dropout, "after each part and on embeddings", {}, kProbability},
       {"model.attention_dropout",
        &model.attention_dropout,
@@ -182,7 +179,7 @@ Fields model_fields(models::ModelConfig& model) {
        &model.max_length,
        "longest sequence in tokens; 0: from the task",
        {},
-       kCount},
+       kTokens},
   };
 }
 
@@ -192,11 +189,7 @@ Fields optimizer_fields(train::OptimizerConfig& optimizer) {
        &optimizer.name,
        "how gradients become steps",
        {"adamw", "adam", "adafactor"}},
-      {"optimizer.rate",
-       &optimizer.rate,
-       "peak learning rate; noam, rsqrt: a factor",
-       {},
-       kPositive},
+      {"optimizer.rate", &optimizer.rate, "peak learning rate; noam, rsqrt: a factor", {}, kRate},
       {"optimizer.beta1", &optimizer.beta1, "decay of the mean gradient", {}, kProbability},
       {"optimizer.beta2", &optimizer.beta2, "decay of the mean square", {}, kProbability},
       {"optimizer.epsilon", &optimizer.epsilon, "added to the root mean square", {}, kCount},
@@ -228,13 +221,13 @@ Fields train_fields(train::TrainConfig& train) {
        {"float32", "bf16", "fp16", "float64"}},
       {"train.threads", &train.threads, "CPU threads; 0: all cores", {}, kThreads},
       {"train.steps", &train.steps, "steps in all", {}, kCount},
-      {"train.batch", &train.batch, "sequences a batch", {}, kBatch},
+      {"train.batch", &train.batch, "sequences a batch", {}, kMillion},
       {"train.batch_tokens",
        &train.batch_tokens,
        "tokens a batch, in place of train.batch; 0: off",
        {},
-       kCount},
-      {"train.accumulate", &train.accumulate, "batches a step", {}, kPositiveCount},
+       kTokens},
+      {"train.accumulate", &train.accumulate, "batches a step", {}, kMillion},
       {"train.seed", &train.seed, "of weights, data order and dropout"},
       {"train.log_every", &train.log_every, "steps between log lines", {}, kPositiveCount},
       {"train.eval_every",

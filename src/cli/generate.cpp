@@ -134,7 +134,7 @@ void print_text(const train::Generation& made) {
 void check_stops(const std::vector<std::string>& stops) {
   for (const std::string& stop : stops) {
     if (stop.empty()) throw UsageError("--stop is empty; it must be some text");
-    const auto bad = train::first_bad_byte(stop);
+    const auto bad = tasks::first_bad_byte(stop);
     if (bad) throw UsageError("--stop is not UTF-8 text from byte " + std::to_string(*bad) + " on");
   }
 }

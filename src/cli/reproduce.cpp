@@ -131,8 +131,10 @@ int run_probe(const std::string& text, const std::string& device) {
 void check_device(const std::string& device) {
   try {
     train::check_device(device);
-  } catch (const Error& error) {
+  } catch (const UsageError& error) {
     throw UsageError(std::string("--") + error.what());  // device 'x'; expected ...
+  } catch (const Error& error) {                         // one that is not here
+    throw Error(std::string("--") + error.what());
   }
 }
 

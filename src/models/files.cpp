@@ -113,6 +113,7 @@ std::vector<fs::path> list_folder(const fs::path& folder) {
 }
 
 std::string read_text(const fs::path& path) {
+  if (fs::is_directory(path)) throw Error(path.string() + ": is not a file; expected one");
   errno = 0;
   std::ifstream file(path, std::ios::binary);
   std::string text{std::istreambuf_iterator<char>(file), {}};

@@ -59,6 +59,14 @@ size_t character_bytes(std::string_view text) {
   return at(1) >= low && at(1) <= high ? count : 0;
 }
 
+std::optional<size_t> first_bad_byte(std::string_view text) {
+  for (size_t i = 0, count = 0; i < text.size(); i += count) {
+    count = character_bytes(text.substr(i));
+    if (count == 0) return i + 1;
+  }
+  return std::nullopt;
+}
+
 void check_utf8(const Path& file, std::string_view text, int64_t number) {
   size_t line_start = 0;
   for (size_t i = 0; i < text.size();) {

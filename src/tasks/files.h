@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <functional>
 #include <iosfwd>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -46,6 +47,9 @@ bool blank(std::string_view text);
 
 // Bytes of the well-formed UTF-8 character at the front of `text` (Unicode, table 3-7), or 0.
 size_t character_bytes(std::string_view text);
+
+// The number of the first byte, from 1 on, that is not UTF-8.
+std::optional<size_t> first_bad_byte(std::string_view text);
 
 // Throws with the line and the offset of the first byte that is not UTF-8. The text begins at line
 // `number` of the file.

@@ -189,9 +189,9 @@ class Sentences final : public sentencepiece::SentenceIterator {
 [[noreturn]] void refuse_pieces(const std::string& corpus, int64_t vocab, const std::string& why) {
   const std::string pieces = "a vocabulary of " + std::to_string(vocab) + " pieces ";
   // "... is smaller than required_chars. 10 vs 300. ..."
-  const std::string words = "required_chars. " + std::to_string(vocab) + " vs ";
-  if (const size_t at = why.find(words); at != why.npos) {
-    const std::string_view rest = std::string_view(why).substr(at + words.size());
+  if (const size_t at = why.find("required_chars. "); at != why.npos) {
+    const std::string_view words = std::string_view(why).substr(at), versus = " vs ";
+    const std::string_view rest = words.substr(words.find(versus) + versus.size());
     throw UsageError(pieces + "is too small for " + corpus + ", whose bytes and characters are " +
                      "pieces of their own; expected " +
                      std::string(rest.substr(0, rest.find_first_not_of("0123456789"))) +
@@ -212,10 +212,16 @@ void train_pieces(const Corpus& corpus, int64_t vocab, const Path& model) {
   if (std::filesystem::exists(model) && !std::filesystem::is_regular_file(model)) {
     fail(model, 0, "is not a file; expected one, or a new name, for the tokenizer");
   }
-  Sentences sentences(sample(corpus, vocab));
+  constexpr int64_t kMost = 1'000'000'000;  // SentencePiece counts beyond it in 32 bits
+  if (vocab > kMost) {
+    throw UsageError("a vocabulary of " + std::to_string(vocab) + " pieces: expected " +
+                     std::to_string(kMost) + " at most");
+  }
+  const int64_t asked = std::max<int64_t>(vocab, 4);  // of less than the four below it says nothing
+  Sentences sentences(sample(corpus, asked));
   if (sentences.done()) throw Error(corpus.name + ": no text to train a tokenizer on");
   const std::unordered_map<std::string, std::string> options{
-      {"vocab_size", std::to_string(vocab)},
+      {"vocab_size", std::to_string(asked)},
       {"hard_vocab_limit", "false"},  // small data yields fewer pieces
       {"byte_fallback", "true"},
       {"normalization_rule_name", "identity"},

@@ -64,8 +64,10 @@ class Counter {
   void add_edits(const std::shared_ptr<models::Seq2Seq>& model, const tasks::Batch& batch,
                  const models::Input& input, const at::Tensor& forced) {
     const at::Tensor said = forced.cpu().contiguous();
-    // Room for a decoding that misses its end, as far as the model reaches.
-    const int64_t limit = std::min(batch.target_length + 8, model->config().max_length);
+    // Room for a decoding that misses its end, as far as the model reaches. A row's is its own,
+    // whatever rows stand beside it.
+    constexpr int64_t kRoom = 8;
+    const int64_t limit = std::min(batch.target_length + kRoom, model->config().max_length);
     const Sequences greedy = config_.greedy
                                  ? greedy_answers(model, input.ids, input.mask, limit, context_)
                                  : Sequences();
@@ -78,8 +80,9 @@ class Counter {
           static_cast<double>(tasks::edit_distance(row_ids(said, r, length), target));
       if (!config_.greedy) continue;
       counts_.greedy_tokens += length;
-      counts_.edits_greedy +=
-          static_cast<double>(tasks::edit_distance(greedy[static_cast<size_t>(r)], target));
+      std::vector<int32_t> answer = greedy[static_cast<size_t>(r)];
+      answer.resize(std::min(answer.size(), static_cast<size_t>(length + kRoom)));
+      counts_.edits_greedy += static_cast<double>(tasks::edit_distance(answer, target));
     }
   }
 

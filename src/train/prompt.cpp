@@ -8,17 +8,9 @@ namespace sinkhorn::train {
 
 void refuse_prompt(const std::string& why) { throw UsageError("the prompt " + why); }
 
-std::optional<size_t> first_bad_byte(std::string_view text) {
-  for (size_t i = 0, count = 0; i < text.size(); i += count) {
-    count = tasks::character_bytes(text.substr(i));
-    if (count == 0) return i + 1;
-  }
-  return std::nullopt;
-}
-
 std::vector<int32_t> text_ids(const tasks::Task& task, const std::string& text,
                               const std::string& what) {
-  const auto bad = first_bad_byte(text);
+  const auto bad = tasks::first_bad_byte(text);
   if (bad) throw UsageError(what + " is not UTF-8 text from byte " + std::to_string(*bad) + " on");
   std::vector<int32_t> ids;
   try {

@@ -15,9 +15,6 @@ namespace sinkhorn::train {
 // Throws UsageError "the prompt ...".
 [[noreturn]] void refuse_prompt(const std::string& why);
 
-// Where a text stops to be UTF-8, counted from 1.
-std::optional<size_t> first_bad_byte(std::string_view text);
-
 // Throws UsageError for a text that is not UTF-8, or that the task finds nothing to read in;
 // what: how the person who wrote it calls it.
 std::vector<int32_t> text_ids(const tasks::Task& task, const std::string& text,

@@ -3,11 +3,13 @@
 #include <ATen/Context.h>
 
 #include <nlohmann/json.hpp>
+#include <set>
 #include <sstream>
 
 #include "sinkhorn/error.h"
 #include "sinkhorn/models/safetensors.h"
 #include "train/export_folder.h"
+#include "train/notice.h"
 
 namespace sinkhorn::train {
 namespace {
@@ -84,6 +86,35 @@ const at::Tensor& stored_parameter(const models::SafeTensors& file,
   return stored;
 }
 
+// The parameters of a checkpoint or of an exported file that none of these names is of.
+std::vector<std::string> left_over(const models::SafeTensors& file,
+                                   const std::filesystem::path& path,
+                                   const std::set<std::string>& names) {
+  const bool exported = metadata_value(file, path, "format") == kExportFormat;
+  const std::string prefix = exported ? "" : kModel;
+  std::vector<std::string> others;
+  for (const auto& [name, tensor] : file.tensors) {
+    if (!name.starts_with(prefix)) continue;
+    const std::string parameter = name.substr(prefix.size());
+    if (!names.contains(parameter)) others.push_back(parameter);
+  }
+  return others;
+}
+
+void refuse_left_over(const models::SafeTensors& file, const std::filesystem::path& path,
+                      const std::set<std::string>& names) {
+  if (const auto others = left_over(file, path, names); !others.empty()) {
+    throw Error(path.string() + ": the configuration has no place for its tensor " + others[0] +
+                "; it is of another model");
+  }
+}
+
+std::set<std::string> names_of(const models::NamedTensors& tensors) {
+  std::set<std::string> names;
+  for (const auto& [name, tensor] : tensors) names.insert(name);
+  return names;
+}
+
 }  // namespace
 
 Chance get_chance(at::Device device) {
@@ -127,6 +158,7 @@ models::Metadata state_metadata(const Place& place, const std::string& config_te
 Place restore(const std::filesystem::path& path, Stepper& stepper, at::Device device) {
   const at::NoGradGuard no_grad;
   const models::SafeTensors file = models::load_safetensors(path);
+  refuse_left_over(file, path, names_of(stepper.parameters()));
   for (const auto& [name, tensor] : stepper.parameters()) {
     copy_checked(file, path, kModel + name, tensor);
   }
@@ -161,6 +193,14 @@ void begin_with(const std::filesystem::path& path, Stepper& stepper) {
   for (const auto& [name, tensor] : stepper.parameters()) {
     tensor.copy_(stored_parameter(file, path, name, tensor));
   }
+  if (const auto others = left_over(file, path, names_of(stepper.parameters())); !others.empty()) {
+    notice("train.init: " + path.string() + ": " + std::to_string(others.size()) +
+           " tensors have no place in this model and are left out, " + others[0] + " for one");
+  }
+}
+
+std::string checkpoint_config(const std::filesystem::path& path) {
+  return metadata_value(models::load_safetensors(path), path, "config");
 }
 
 int64_t checkpoint_max_length(const std::filesystem::path& path) {
@@ -170,6 +210,9 @@ int64_t checkpoint_max_length(const std::filesystem::path& path) {
 int64_t load_parameters(const std::filesystem::path& path, models::Model& model, at::Device device,
                         at::ScalarType wide) {
   const models::SafeTensors file = models::load_safetensors(path);
+  std::set<std::string> names;
+  for (const auto& item : model.named_parameters()) names.insert(item.key());
+  refuse_left_over(file, path, names);
   for (const auto& item : model.named_parameters()) {
     const at::Tensor& stored = stored_parameter(file, path, item.key(), item.value());
     const bool half = at::isReducedFloatingType(stored.scalar_type());

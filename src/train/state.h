@@ -37,6 +37,9 @@ Place restore(const std::filesystem::path& path, Stepper& stepper, at::Device de
 // Copies the parameters alone, of a checkpoint or of an exported file.
 void begin_with(const std::filesystem::path& path, Stepper& stepper);
 
+// The configuration that a checkpoint was made with, as text.
+std::string checkpoint_config(const std::filesystem::path& path);
+
 // The longest sequence a checkpoint's model was made for: sort networks have a column a block.
 int64_t checkpoint_max_length(const std::filesystem::path& path);
 

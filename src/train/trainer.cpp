@@ -5,11 +5,8 @@
 #include <chrono>
 #include <cmath>
 #include <filesystem>
-#include <fstream>
-#include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <sstream>
 
 #include "models/files.h"
 #include "sinkhorn/error.h"
@@ -19,6 +16,7 @@
 #include "train/evaluate.h"
 #include "train/inputs.h"
 #include "train/open_run.h"
+#include "train/run_checks.h"
 #include "train/run_files.h"
 #include "train/run_folder.h"
 #include "train/state.h"
@@ -68,49 +66,6 @@ tasks::TaskConfig task_config(const RunConfig& config, bool resumed) {
                 "task.tokenizer, or say that it reads bytes by task.tokens = bytes");
   }
   return task;
-}
-
-// What a resumed run may not change, by section and key: all but where things lie, how the
-// optimizer goes on, and [train]; of [train], what the run began with and what the order of the
-// data hangs on.
-std::map<std::string, std::string> lasting_lines(const std::string& config_text) {
-  std::istringstream lines(config_text);
-  std::string line, section;
-  std::map<std::string, std::string> kept;
-  while (std::getline(lines, line)) {
-    if (line.empty()) continue;
-    if (line[0] == '[') {
-      section = line;
-      continue;
-    }
-    const std::string key = line.substr(0, line.find_first_of(" ="));
-    bool keeps = true;
-    if (section == "[train]") {
-      keeps = key == "seed" || key == "batch" || key == "batch_tokens" || key == "init";
-    }
-    if (section == "[optimizer]") keeps = key == "name";
-    if (section == "[task]") keeps = key != "data" && key != "cache";
-    if (keeps) kept[section + " " + key] = section + " " + line;
-  }
-  return kept;
-}
-
-// Keys that the run's version did not know yet are left alone: its parameters tell what it was.
-void check_same_run(const std::filesystem::path& root, const std::string& config_text) {
-  std::ifstream file(root / kRunConfig);
-  const std::string before((std::istreambuf_iterator<char>(file)), {});
-  const auto now = lasting_lines(config_text);
-  for (const auto& [key, was] : lasting_lines(before)) {
-    const auto found = now.find(key);
-    const std::string is = found == now.end() ? "without it" : "'" + found->second + "'";
-    if (found == now.end() || found->second != was) {
-      throw UsageError(
-          root.string() + ": cannot resume with another configuration: the run has '" + was +
-          "', this is " + is +
-          "; what may change is where data lies, of [optimizer] all but its name, and of [train] "
-          "all but init, seed and batch sizes");
-    }
-  }
 }
 
 class Run {
@@ -189,8 +144,8 @@ class Run {
   }
 
   void go_on(tasks::BatchSource& source) {
-    check_same_run(folder_.root(), config_text_);
-    check_same_task();
+    check_same_run(folder_.root(), checkpoint_config(*newest_), config_text_);
+    check_same_task(folder_.root(), config_.task.data, task_->info());
     saved_ = place_ = restore(*newest_, stepper_, device_);
     source.seek(place_.data);
     if (place_.step > config_.train.steps) {
@@ -210,31 +165,11 @@ class Run {
   static constexpr size_t kMostBeginnings = 1000;
 
   std::shared_ptr<models::Model> first_model() {
-    const int64_t longest = config_.model.max_length, needed = task_->info().max_length;
-    if (longest > 0 && longest < needed) {
-      throw UsageError("model.max_length: " + std::to_string(longest) + " is less than the " +
-                       std::to_string(needed) + " tokens of the task's sequences; raise it, or " +
-                       "leave it out");
-    }
+    check_length(config_.model, task_->info());
     seed_everything(config_.train.seed, device_);
-    return make_model(config_.model, task_->info());
-  }
-
-  // Data that has changed in between may mean other things by the same numbers.
-  void check_same_task() const {
-    const auto before = read_run_task(folder_.root());
-    const tasks::TaskInfo& now = task_->info();
-    if (!before) return;
-    const std::string run = folder_.root().string(), rest = "; resume with the data it had";
-    if (before->vocab != now.vocab || before->labels != now.labels) {
-      throw Error("task.data: " + config_.task.data +
-                  " has another vocabulary or other labels than " + run + " was trained on" + rest);
-    }
-    if (before->data_tokens > 0 && before->data_tokens != now.data_tokens) {
-      throw Error("task.data: " + config_.task.data + " has " + std::to_string(now.data_tokens) +
-                  " tokens, and had " + std::to_string(before->data_tokens) + " when " + run +
-                  " began" + rest);
-    }
+    auto model = make_model(config_.model, task_->info());
+    check_columns(*model, task_->info());
+    return model;
   }
 
   void one_step() {

@@ -80,6 +80,11 @@ Inspection inspect_run(const RunConfig& config, const std::string& checkpoint,
         run, example ? test_example(*run.task, *example, seed) : longest_example(*run.task, seed));
   }
   const std::vector<int32_t> ids = text_ids(*run.task, text, "--text");
+  const int64_t tokens = static_cast<int64_t>(ids.size()), most = run.model->config().max_length;
+  if (run.task->info().model == tasks::ModelKind::kLanguageModel && tokens > most) {
+    throw UsageError("--text has " + std::to_string(tokens) + " tokens; this model reads at most " +
+                     std::to_string(most));
+  }
   Inspection result = inspect_open(run, batch_of(run, config.task.name, ids));
   result.input = run.task->text(ids);  // without the token before it
   return result;

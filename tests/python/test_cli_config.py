@@ -87,6 +87,11 @@ def test_wrong_values(tmp_path: Path) -> None:
 def test_absurd_sizes_are_refused_at_once() -> None:
     for key, value, expected in (("model.layers", 10**6, "1 to 1000"),
                                  ("train.batch", 10**11, "1 to 1048576"),
+                                 ("train.accumulate", 2**62, "1 to 1048576"),
+                                 ("train.batch_tokens", 2**62, "0 to 1073741824"),
+                                 ("model.width", 2**62, "1 to 1048576"),
+                                 ("model.max_length", 2**62, "0 to 1073741824"),
+                                 ("optimizer.rate", 1e300, "more than 0, at most 1e9"),
                                  ("train.threads", 10**5, "0 to 1024")):
         assert (refusal("train", SORT, f"--{key}", str(value))
                 == f"{key}: {value} is out of range; expected {expected}")
