@@ -12,7 +12,7 @@ namespace sinkhorn::train {
 
 // All throw UsageError or Error.
 
-// A resumed run may not change but where things lie, how the optimizer goes on, and [train];
+// A resumed run may not change but where things lie, how the optimizer goes on, and [train]; before: the
 // before: the configuration that its checkpoint was made with.
 void check_same_run(const std::filesystem::path& root, const std::string& before,
                     const std::string& config_text);

@@ -144,7 +144,11 @@ class Run {
   }
 
   void go_on(tasks::BatchSource& source) {
-    check_same_run(folder_.root(), checkpoint_config(*newest_), config_text_);
+    // The folder's file may have been edited since.
+    for (const std::string& before :
+         {models::read_text(folder_.root() / kRunConfig), checkpoint_config(*newest_)}) {
+      check_same_run(folder_.root(), before, config_text_);
+    }
     check_same_task(folder_.root(), config_.task.data, task_->info());
     saved_ = place_ = restore(*newest_, stepper_, device_);
     source.seek(place_.data);
