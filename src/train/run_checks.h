@@ -12,8 +12,8 @@ namespace sinkhorn::train {
 
 // All throw UsageError or Error.
 
-// A resumed run may not change but where things lie, how the optimizer goes on, and [train]; before: the
-// before: the configuration that its checkpoint was made with.
+// A resumed run may not change but where things lie, how the optimizer goes on, and [train].
+// before: the configuration in its folder, or the one that its checkpoint was made with.
 void check_same_run(const std::filesystem::path& root, const std::string& before,
                     const std::string& config_text);
 
