@@ -34,7 +34,7 @@ def test_a_device_that_is_none_is_refused_at_once(tmp_path: Path) -> None:
                          ("table1", "cuda:1x")):
         assert refusal("reproduce", name, "--device", device, *out) == (
             f"--device '{device}'; expected auto, cpu, cuda or cuda:N")
-    assert "CUDA device" in refusal("reproduce", "table1", "--device", "cuda:99", *out)
+    assert "CUDA device" in refusal("reproduce", "table1", "--device", "cuda:99", *out, code=1)
     assert list(tmp_path.iterdir()) == []
 
 
