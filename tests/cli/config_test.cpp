@@ -318,7 +318,8 @@ std::string draw(const Field& field, std::mt19937_64& random) {
   }
   if (!std::holds_alternative<std::string*>(field.value))
     return std::to_string(1 + random() % 1000);
-  const std::string letters = "ab/.,=;[]{}' -_~$%\xc3\xa9";
+  const std::vector<std::string> letters = {"a", "b", "/", ".", ",", "=", ";", "[", "]",       "{",
+                                            "}", "'", " ", "-", "_", "~", "$", "%", "\xc3\xa9"};
   std::string text = "x";
   for (uint64_t i = random() % 12; i > 0; --i) text += letters[random() % letters.size()];
   return text + "x";
