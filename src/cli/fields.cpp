@@ -32,7 +32,7 @@ const Range kTokens = {"0 to 1073741824", [](double x) { return x >= 0 && x <= 1
 // Each layer takes a moment to make, whatever its size: a slip of the hand would take hours.
 const Range kLayers = {"1 to 1000", [](double x) { return x >= 1 && x <= 1000; }};
 const Range kPositive = {"more than 0", [](double x) { return x > 0; }};
-const Range kRate = {"more than 0, at most 1e9", [](double x) { return x > 0 && x <= 1e9; }};
+const Range kRate = {"more than 0, at most 1e30", [](double x) { return x > 0 && x <= 1e30; }};
 const Range kShare = {"0 to 1", [](double x) { return x >= 0 && x <= 1; }};
 const Range kProbability = {"at least 0 and less than 1", [](double x) { return x >= 0 && x < 1; }};
 

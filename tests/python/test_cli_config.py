@@ -91,7 +91,7 @@ def test_absurd_sizes_are_refused_at_once() -> None:
                                  ("train.batch_tokens", 2**62, "0 to 1073741824"),
                                  ("model.width", 2**62, "1 to 1048576"),
                                  ("model.max_length", 2**62, "0 to 1073741824"),
-                                 ("optimizer.rate", 1e300, "more than 0, at most 1e9"),
+                                 ("optimizer.rate", 1e300, "more than 0, at most 1e30"),
                                  ("train.threads", 10**5, "0 to 1024")):
         assert (refusal("train", SORT, f"--{key}", str(value))
                 == f"{key}: {value} is out of range; expected {expected}")
