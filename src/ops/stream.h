@@ -10,8 +10,8 @@ namespace sinkhorn::ops {
 // The current stream of the device of `x`, which must be a CUDA tensor.
 cuda::Stream current_stream(const at::Tensor& x);
 
-// Makes the device of `x`, if it is one, this thread's. One of autograd's has none to begin with, and where
-// its first work is a product of the library, Torch warns of that.
+// Makes the CUDA device of `x`, if it lies on one, this thread's. A thread of autograd begins
+// without one, and Torch warns where its first work is a product of the library.
 void enter_device(const at::Tensor& x);
 
 // Memory for a kernel to work in, on the device of `like`.

@@ -86,10 +86,12 @@ const at::Tensor& stored_parameter(const models::SafeTensors& file,
   return stored;
 }
 
-// The parameters of a checkpoint or of an exported file that none of these names is of.
+// The names of a checkpoint's or an exported file's parameters that are none of these.
+template <class Tensors>  // pairs of a name and a tensor
 std::vector<std::string> left_over(const models::SafeTensors& file,
-                                   const std::filesystem::path& path,
-                                   const std::set<std::string>& names) {
+                                   const std::filesystem::path& path, const Tensors& parameters) {
+  std::set<std::string> names;
+  for (const auto& parameter : parameters) names.insert(std::get<0>(parameter));
   const bool exported = metadata_value(file, path, "format") == kExportFormat;
   const std::string prefix = exported ? "" : kModel;
   std::vector<std::string> others;
@@ -101,18 +103,13 @@ std::vector<std::string> left_over(const models::SafeTensors& file,
   return others;
 }
 
+template <class Tensors>
 void refuse_left_over(const models::SafeTensors& file, const std::filesystem::path& path,
-                      const std::set<std::string>& names) {
-  if (const auto others = left_over(file, path, names); !others.empty()) {
+                      const Tensors& parameters) {
+  if (const auto others = left_over(file, path, parameters); !others.empty()) {
     throw Error(path.string() + ": the configuration has no place for its tensor " + others[0] +
                 "; it is of another model");
   }
-}
-
-std::set<std::string> names_of(const models::NamedTensors& tensors) {
-  std::set<std::string> names;
-  for (const auto& [name, tensor] : tensors) names.insert(name);
-  return names;
 }
 
 }  // namespace
@@ -158,7 +155,7 @@ models::Metadata state_metadata(const Place& place, const std::string& config_te
 Place restore(const std::filesystem::path& path, Stepper& stepper, at::Device device) {
   const at::NoGradGuard no_grad;
   const models::SafeTensors file = models::load_safetensors(path);
-  refuse_left_over(file, path, names_of(stepper.parameters()));
+  refuse_left_over(file, path, stepper.parameters());
   for (const auto& [name, tensor] : stepper.parameters()) {
     copy_checked(file, path, kModel + name, tensor);
   }
@@ -193,7 +190,7 @@ void begin_with(const std::filesystem::path& path, Stepper& stepper) {
   for (const auto& [name, tensor] : stepper.parameters()) {
     tensor.copy_(stored_parameter(file, path, name, tensor));
   }
-  if (const auto others = left_over(file, path, names_of(stepper.parameters())); !others.empty()) {
+  if (const auto others = left_over(file, path, stepper.parameters()); !others.empty()) {
     notice("train.init: " + path.string() + ": " + std::to_string(others.size()) +
            " tensors have no place in this model and are left out, " + others[0] + " for one");
   }
@@ -210,9 +207,7 @@ int64_t checkpoint_max_length(const std::filesystem::path& path) {
 int64_t load_parameters(const std::filesystem::path& path, models::Model& model, at::Device device,
                         at::ScalarType wide) {
   const models::SafeTensors file = models::load_safetensors(path);
-  std::set<std::string> names;
-  for (const auto& item : model.named_parameters()) names.insert(item.key());
-  refuse_left_over(file, path, names);
+  refuse_left_over(file, path, model.named_parameters().pairs());
   for (const auto& item : model.named_parameters()) {
     const at::Tensor& stored = stored_parameter(file, path, item.key(), item.value());
     const bool half = at::isReducedFloatingType(stored.scalar_type());

@@ -401,12 +401,15 @@ def main() -> int:
     parser.add_argument("--no-products", action="store_true")
     options = parser.parse_args()
     names = options.names.split(",") if options.names else []
+    unknown = set(names) - {check.__name__ for check in [*CHECKS, *GRAPHS]}
+    if unknown:
+        sys.exit(f"fused_checks: no check is named {', '.join(sorted(unknown))}")
     chosen = [check for check in [*CHECKS, *GRAPHS]
               if (not names or check.__name__ in names)
               and not (options.sanitize and check in GRAPHS + SLOW)
               and not (options.no_products and check in PRODUCTS)]
     if not chosen:
-        sys.exit(f"fused_checks: no check is named {options.names}")
+        sys.exit("fused_checks: the other options leave none of these checks")
     return run(chosen, poison=not options.sanitize)
 
 

@@ -12,6 +12,7 @@ process, our operators only, for compute-sanitizer:
 from __future__ import annotations
 
 import argparse
+import collections
 import concurrent.futures
 import json
 import os
@@ -146,7 +147,7 @@ def run_group(name: str, options: argparse.Namespace) -> dict[str, Any]:
     worst: dict[str, tuple[float, str]] = {}
     failures: list[str] = []
     passed, begin = 0, time.time()
-    without_memory: list[Case] = []  # because of what runs beside: again, later
+    lacked: collections.Counter[Case] = collections.Counter()  # memory, for what runs beside
     waiting = list(chosen)
     while waiting:
         case = waiting.pop(0)
@@ -159,10 +160,10 @@ def run_group(name: str, options: argparse.Namespace) -> dict[str, Any]:
                     torch.cuda.empty_cache()
         except torch.OutOfMemoryError as error:
             torch.cuda.empty_cache()
-            if without_memory.count(case) < MEMORY_TRIES:
-                without_memory.append(case)
-                waiting.append(case)
-                time.sleep(1 if len(waiting) > len(without_memory) else 10)
+            lacked[case] += 1
+            if lacked[case] < MEMORY_TRIES:
+                waiting.append(case)  # again, after all others
+                time.sleep(10 * (lacked[case] > 1))
                 continue
             found.append(f"{type(error).__name__}: {str(error).split(chr(10))[0]}")
         except Exception as error:  # noqa: BLE001  (whatever it is, it is this case's failure)
